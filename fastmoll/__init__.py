@@ -1,0 +1,61 @@
+"""fastmoll: data mollification coupled with label smoothing, at ImageNet training speed.
+
+The public names are loaded on first use: importing ``fastmoll`` loads neither DALI nor Triton.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastmoll.kernels.cosine_noise import cosine_noise
+    from fastmoll.kernels.heat_blur import blur_scale, heat_blur
+    from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
+    from fastmoll.kernels.soft_labels import label_decay, soft_labels
+    from fastmoll.loader import ImageNetLoader
+    from fastmoll.metrics import ClassificationMetrics
+    from fastmoll.mollify import Mollify
+    from fastmoll.pipelines.errors import BadImageError
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BadImageError": "fastmoll.pipelines.errors",
+    "ClassificationMetrics": "fastmoll.metrics",
+    "ImageNetLoader": "fastmoll.loader",
+    "Mollify": "fastmoll.mollify",
+    "blur_scale": "fastmoll.kernels.heat_blur",
+    "cosine_noise": "fastmoll.kernels.cosine_noise",
+    "heat_blur": "fastmoll.kernels.heat_blur",
+    "label_decay": "fastmoll.kernels.soft_labels",
+    "soft_cross_entropy": "fastmoll.kernels.soft_cross_entropy",
+    "soft_labels": "fastmoll.kernels.soft_labels",
+}
+
+__all__ = [  # noqa: RUF022
+    "Mollify",
+    "heat_blur",
+    "blur_scale",
+    "cosine_noise",
+    "label_decay",
+    "soft_labels",
+    "soft_cross_entropy",
+    "ImageNetLoader",
+    "ClassificationMetrics",
+    "BadImageError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fastmoll' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    # Kept under its own name, so that a submodule of the same name (fastmoll.kernels.heat_blur
+    # is one level down, fastmoll.mollify is not a public name) never shadows it.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

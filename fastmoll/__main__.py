@@ -1,0 +1,8 @@
+"""``python -m fastmoll``: the command line."""
+
+import sys
+
+from fastmoll.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""``fastmoll check``: decode every file of a data set before a run depends on it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import IO
+
+from tqdm import tqdm
+
+from fastmoll.pipelines.diagnose import Finding, diagnose
+from fastmoll.pipelines.files import scan_folder
+
+SPLITS = ("train", "val", "validation", "test")
+
+_CHUNK = 32  # files a task: enough to hide the cost of sending it, few enough to stop at once
+_TASKS_PER_WORKER = 4
+_CRASHED = "crashes the decoder: its process died"
+
+
+def check_files(
+    paths: Sequence[str | os.PathLike[str]], threads: int | None = None
+) -> Iterator[Finding | None]:
+    """Decode files in parallel, each as training would on the CPU.
+
+    Every worker is a process of its own: DALI's eager mode holds Python's lock for half a millisecond a file, a decoder's
+    warnings can only be told apart on a standard error of one's own, and a decoder that crashes takes nothing else along.
+    At most a few hundred files are under way at a time, whatever the number of paths.
+
+    Args:
+        paths: Image files.
+        threads: Number of worker processes, one file at a time each; by default one per usable core.
+
+    Yields:
+        For each path, in order, what is bad or odd about the file, or ``None``.
+
+    Raises:
+        ValueError: ``threads`` is not positive.
+        ImportError: DALI is not installed.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+        raise ImportError("decoding needs DALI: pip install 'fastmoll[cu12]' (or 'fastmoll[cu13]')")
+    names = [os.fspath(path) for path in paths]
+    chunks = deque(names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK))
+    workers = max(1, min(threads or len(os.sched_getaffinity(0)), len(chunks)))
+    return _run(chunks, workers)
+
+
+def _run(todo: deque[list[str]], workers: int) -> Iterator[Finding | None]:
+    running: deque[tuple[list[str], Future[list[Finding | None]]]] = deque()
+    pool = _pool(workers)
+    try:
+        while todo or running:
+            try:
+                while todo and len(running) < workers * _TASKS_PER_WORKER:
+                    running.append((todo[0], pool.submit(_check_chunk, todo[0])))
+                    todo.popleft()
+                findings = running[0][1].result()
+                running.popleft()
+            except BrokenProcessPool:
+                # One of the files under way killed its process, and the pool with it. Which one shows when they go
+                # through one at a time; the oldest list does so now, the others are queued again.
+                pool.shutdown()
+                todo.extendleft(chunk for chunk, _ in reversed(running))
+                running.clear()
+                findings = _one_at_a_time(todo.popleft())
+                pool = _pool(workers)
+            yield from findings
+    finally:
+        # Also where an interrupt or a consumer that stops early ends up.
+        pool.shutdown(cancel_futures=True)
+
+
+def _one_at_a_time(paths: list[str]) -> list[Finding | None]:
+    findings: list[Finding | None] = []
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(_pool(1))
+        for path in paths:
+            try:
+                findings += pool.submit(_check_chunk, [path]).result()
+            except BrokenProcessPool:
+                findings.append(Finding(path, "bad", _CRASHED))
+                pool = stack.enter_context(_pool(1))
+    return findings
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # A forked child would inherit locks of threads it does not have (tqdm's, DALI's).
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+
+
+_messages: IO[bytes] | None = None
+
+
+def _start_worker() -> None:
+    global _messages
+    # The parent gets the interrupt too and lets the workers finish what they hold.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nothing is decoded on a GPU, and a CUDA context per worker would fill one.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    _messages = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115: open as long as the worker lives
+    os.dup2(_messages.fileno(), 2)
+
+
+def _take_messages() -> str:
+    """What was written to this worker's standard error since the last call."""
+    assert _messages is not None
+    size = _messages.tell()  # the descriptor 2 shares this position: whatever writes there moves it
+    if not size:
+        return ""
+    _messages.seek(0)
+    text = _messages.read(size).decode(errors="replace")
+    _messages.seek(0)
+    _messages.truncate()
+    return text
+
+
+def _check_chunk(paths: list[str]) -> list[Finding | None]:
+    import nvidia.dali.experimental.dynamic as ndd
+
+    ndd.set_num_threads(1)
+    return [diagnose(path, _take_messages) for path in paths]
+
+
+def run_check(
+    data: Path, *, split: str | None = None, allow_odd: bool = False, threads: int | None = None, out: IO[str] | None = None
+) -> int:
+    """Check a data set: a line for each bad or odd file as it is found, then a summary by reason.
+
+    Args:
+        data: ImageFolder tree.
+        split: Folder below ``data`` to check; by default every one of train, val, validation and test that exists, and
+            ``data`` itself if there is none.
+        allow_odd: Odd files are listed, but the result is success.
+        threads: As for `check_files`.
+        out: Where the lines go, by default standard output. Progress goes to standard error.
+
+    Returns:
+        Exit status: 1 if a file is bad (or odd, without ``allow_odd``), else 0.
+
+    Raises:
+        ValueError: No data set or no such split there, or ``threads`` is not positive.
+        ImportError: DALI is not installed.
+    """
+    out = out or sys.stdout
+    if split is not None and data.is_dir() and not (data / split).is_dir():
+        raise ValueError(f"split: {data} has no folder {split!r}")
+    splits = [split] if split is not None else [name for name in SPLITS if (data / name).is_dir()] or ["train"]
+    # Not from the cached list: it would miss a file that was replaced by a link, say, without the folder changing.
+    folders = [scan_folder(data, name, cache=False) for name in splits]
+    paths = [folder.path(sample) for folder in folders for sample in range(len(folder))]
+    kinds: Counter[str] = Counter()
+    reasons: Counter[tuple[str, str]] = Counter()
+    findings = check_files(paths, threads)
+    with tqdm(total=len(paths), unit=" files", dynamic_ncols=True) as bar:
+        for finding in findings:
+            bar.update()
+            if finding is not None:
+                kinds[finding.kind] += 1
+                # A reason is "what: detail"; the detail differs from file to file.
+                reasons.update((finding.kind, part.split(":")[0]) for part in finding.reason.split("; "))
+                bar.write(_printable(f"{finding.kind} {finding.path}: {finding.reason}"), file=out)
+                bar.set_postfix(kinds, refresh=False)
+    if reasons:
+        out.write("\n")
+    for (kind, what), count in sorted(reasons.items(), key=lambda item: (item[0][0], -item[1])):
+        out.write(f"{count:8} {kind}  {what}\n")
+    classes = {name for folder in folders for name in folder.classes}
+    verdict = f"{kinds['bad']} bad" if kinds["bad"] else "all decode"
+    odd = f", {kinds['odd']} odd" if kinds["odd"] else ""
+    out.write(f"{_count(len(paths), 'file')} in {_count(len(classes), 'class', 'es')}: {verdict}{odd}\n")
+    return int(kinds["bad"] > 0 or (kinds["odd"] > 0 and not allow_odd))
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _printable(text: str) -> str:
+    """Text that any terminal takes: file names need not be valid UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

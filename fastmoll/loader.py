@@ -1,0 +1,382 @@
+"""`ImageNetLoader`: a DALI pipeline with the manners of a ``DataLoader``."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastmoll.pipelines.files import scan_folder
+
+_STATE_VERSION = 1
+
+
+class ImageNetLoader:
+    """Batches of an ImageFolder tree, decoded and augmented by DALI, mollified on request.
+
+    Training (``split="train"``): the order is drawn anew each epoch, equally on all ranks; every rank gets the same
+    number of full batches, and the few samples that fill none are left out, other ones each epoch. Evaluation (any
+    other split): every sample exactly once over all ranks, in order; the last batch of a rank may be smaller, and
+    ranks may differ by one batch, so do not synchronise between batches.
+
+    A new ``for`` starts an epoch from its beginning: the next one after a finished pass, the same one, with the same
+    images, after a ``break``. After `load_state_dict` the next ``for`` goes on in the middle.
+
+    Attributes:
+        classes: Class names, sorted; a target is a position here.
+        num_samples: Samples of the whole split, over all ranks.
+        epoch: Epoch the next ``for`` gives (the running one inside a loop).
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        split: str = "train",
+        batch_size: int = 256,
+        size: int = 224,
+        augment: str = "crop_flip",
+        mollify: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_threads: int | None = None,
+        *,
+        train: bool | None = None,
+        resize: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        adjust_orientation: bool = False,
+        return_index: bool = False,
+        prefetch: int = 2,
+        hw_decoder_load: float = 0.65,
+        preallocate: tuple[int, int] | None = None,
+    ) -> None:
+        """List the files and check every argument; the pipeline is built at the first batch.
+
+        Args:
+            root: ImageFolder tree, ``root/<split>/<class>/<image>`` or ``root/<class>/<image>``.
+            split: Folder under ``root``; ``root`` itself where it has none.
+            batch_size: Samples a batch on this rank.
+            size: Height and width of the images, pixels.
+            augment: Training augmentation: ``"crop_flip"`` (RandomResizedCrop and horizontal flip), the same with
+                ``"_trivialaugment"``, ``"_randaugment"`` or ``"_autoaugment"`` after it, or ``"none"`` (centre crop).
+            mollify: A `fastmoll.Mollify`, called as ``mollify(images, labels, index=sample_ids, epoch=epoch)``.
+            device: ``"cpu"``, ``"cuda"``, ``"cuda:<n>"``, or ``"auto"``: the current GPU where there is one.
+            seed: Seed of order and augmentation.
+            rank: Global rank; by default torch.distributed's, 0 where it is not initialised.
+            world_size: Number of ranks; likewise, 1.
+            num_threads: CPU threads of the pipeline; by default this process's share of the CPUs, 16 at most.
+            train: Shuffle and augment; by default exactly for ``split="train"``.
+            resize: Shorter side before the evaluation's centre crop, pixels; by default ``size * 256 / 224``. 0 takes
+                the images as they are (all must be ``size``²).
+            mean: Mean per channel for pixels in [0, 1], subtracted; by default ImageNet's.
+            std: Standard deviation per channel, divided by; likewise.
+            adjust_orientation: Turn images by their EXIF tag (torchvision's ImageFolder does not).
+            return_index: Give ``(images, targets, index)`` with the int64 ``(B,)`` sample ids, on the CPU.
+            prefetch: Batches prepared ahead.
+            hw_decoder_load: Share of a batch decoded by the GPU's JPEG engine, 0 to 1.
+            preallocate: ``(width, height)`` to allocate the engine's buffers for.
+
+        Raises:
+            ValueError: A bad argument, an unusable data folder, fewer samples than ranks, fewer than one batch a rank
+                in training, ``mollify.num_classes`` other than the number of class folders, or a GPU asked for and
+                absent.
+        """
+        self._device = _resolve_device(device)
+        rank, world_size = _resolve_rank(rank, world_size)
+        train = split == "train" if train is None else train
+        resize = round(size * 256 / 224) if resize is None else resize
+        _check(
+            batch_size=(batch_size, 1, 2**16),
+            size=(size, 1, 2**12),
+            resize=(resize, size if resize else 0, 2**12),
+            seed=(seed, 0, 2**63),
+            num_threads=(num_threads, 1, 2**10),
+            prefetch=(prefetch, 1, 2**6),
+            hw_decoder_load=(hw_decoder_load, 0, 1),
+        )
+
+        from fastmoll.pipelines import imagenet
+
+        if augment not in imagenet.AUGMENTATIONS:
+            raise ValueError(f"augment must be one of {', '.join(map(repr, imagenet.AUGMENTATIONS))}, got {augment!r}")
+
+        self._folder = scan_folder(root, split)
+        self.classes = self._folder.classes
+        self.num_samples = len(self._folder)
+        if self.num_samples < world_size:
+            raise ValueError(f"{self._folder.root} has {self.num_samples} samples for {world_size} ranks")
+        classes = getattr(mollify, "num_classes", len(self.classes))
+        if classes != len(self.classes):
+            raise ValueError(
+                f"mollify has num_classes={classes}, but {self._folder.root} has {len(self.classes)} class folders"
+            )
+
+        first, end = (self.num_samples * r // world_size for r in (rank, rank + 1))
+        self._shard_size = end - first
+        if train:
+            self._length = self.num_samples // world_size // batch_size
+            if self._length == 0:
+                raise ValueError(
+                    f"batch_size={batch_size} is more than the {self.num_samples // world_size} samples that each of "
+                    f"{world_size} ranks has of {self._folder.root}"
+                )
+        else:
+            self._length = math.ceil(self._shard_size / batch_size)
+        # Batches the padded graph gives in an epoch: as many as the largest shard fills.
+        padded_length = math.ceil(math.ceil(self.num_samples / world_size) / batch_size)
+
+        self._config = imagenet.GraphConfig(
+            train=train,
+            batch_size=batch_size,
+            size=size,
+            resize=resize,
+            augment=augment,
+            mean=_triple("mean", mean, imagenet.MEAN),
+            std=_triple("std", std, imagenet.STD),
+            adjust_orientation=adjust_orientation,
+            rank=rank,
+            world_size=world_size,
+            device_id=self._device.index if self._device.type == "cuda" else None,
+            num_threads=num_threads or _threads(),
+            prefetch=prefetch,
+            hw_decoder_load=hw_decoder_load,
+            preallocate=preallocate,
+        )
+        from fastmoll.pipelines.stream import Stream
+
+        self._stream = Stream(self._config, self._folder, seed, self._length, padded_length)
+        self._mollify = mollify
+        self._seed = seed
+        self._return_index = return_index
+        self._targets = torch.from_numpy(self._folder.targets)
+
+        self.epoch = 0
+        self._position = 0  # batches of the running epoch that were handed out
+        self._resuming = False  # the next `for` begins in the middle
+        self._closed = False
+        self._running: object | None = None  # token of the loop that the stream belongs to
+
+    def __len__(self) -> int:
+        """Batches an epoch on this rank; constant."""
+        return self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next ``for``, as ``DistributedSampler.set_epoch`` does.
+
+        Passing from one epoch to the next costs nothing. A jump rebuilds the pipeline (a second for a million files),
+        and the order of the epoch then depends on where the jump went to, not on what was run before. An epoch that a
+        loaded state is in the middle of is kept.
+
+        Raises:
+            ValueError: ``epoch`` is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative, got {epoch}")
+        if epoch != self.epoch or self._position == self._length:
+            self.epoch, self._position, self._resuming, self._running = epoch, 0, False, None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
+
+        ``images`` are float32 ``(B, 3, size, size)``, standardised, in channels-last memory; ``targets`` int64
+        ``(B,)``, or what ``mollify`` makes of them, float32 ``(B, K)``. Both are on the loader's device.
+
+        Raises:
+            BadImageError: A file can't be decoded; it names the file and the reason.
+            RuntimeError: The loader was closed, or another ``for`` over it began.
+        """
+        self._require_open()
+        if self._position == self._length:
+            self._end_epoch()
+        elif not self._resuming:
+            self._position = 0
+        self._resuming = False
+        self._running = token = object()
+        return self._batches(token)
+
+    def _batches(self, token: object) -> Iterator[tuple[Tensor, ...]]:
+        while self._position < self._length:
+            self._require_open()
+            if self._running is not token:
+                raise RuntimeError("this loop over the loader is over: another one began, or set_epoch was called")
+            self._stream.seek(self.epoch, self._position)
+            images, index = self._stream.next()
+            valid = min(self._config.batch_size, self._shard_size - self._position * self._config.batch_size)
+            self._position += 1
+            yield self._finish(images[:valid], index[:valid])
+        if self._running is token:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self.epoch, self._position, self._running = self.epoch + 1, 0, None
+
+    def _finish(self, images: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        images = images.permute(0, 3, 1, 2)
+        labels = self._targets[index]
+        if self._device.type == "cuda":
+            labels = labels.pin_memory().to(self._device, non_blocking=True)
+        targets = labels
+        if self._mollify is not None:
+            images, targets = self._mollify(images, labels, index=index, epoch=self.epoch)
+        return (images, targets, index) if self._return_index else (images, targets)
+
+    def close(self) -> None:
+        """Free the pipeline: its threads, queues and GPU memory. Call it before ``destroy_process_group``."""
+        self._closed = True
+        self._stream.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"the loader over {self._folder.root} was closed")
+
+    def __enter__(self) -> ImageNetLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def fingerprint(self) -> dict[str, int | str]:
+        """What a state depends on; a state is only taken up by a loader that has all of it equal."""
+        import nvidia.dali
+
+        config = self._config
+        return {
+            "files": self._folder.fingerprint,
+            "num_samples": self.num_samples,
+            "batch_size": config.batch_size,
+            "world_size": config.world_size,
+            "rank": config.rank,
+            "seed": self._seed,
+            "train": int(config.train),
+            "size": config.size,
+            "resize": config.resize,
+            "augment": config.augment,
+            "mean": repr(config.mean),
+            "std": repr(config.std),
+            "adjust_orientation": int(config.adjust_orientation),
+            "decoder": "cpu" if config.device_id is None else "gpu",
+            "mollify": repr(self._mollify),
+            "dali": nvidia.dali.__version__,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream of this rank stands: after the batch that was handed out last.
+
+        To be taken between batches, inside or outside the loop. Integers, strings and uint8 tensors, so that
+        ``torch.load(weights_only=True)`` reads it; about a kilobyte.
+        """
+        stream = self._stream.position
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self.epoch,
+            "position": self._position,
+            "stream_born": stream.born,
+            "stream_epoch": stream.epoch,
+            "stream_batch": stream.batch,
+            "stream_checkpoint": _to_tensor(stream.checkpoint),
+            "stream_epoch_start": _to_tensor(stream.epoch_start),
+            "fingerprint": self.fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state was taken: the next ``for`` gives the rest of its epoch, bit for bit.
+
+        Raises:
+            ValueError: The state is of another data set, rank, batch size, seed or set-up; the message names what
+                differs.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"loader state has version {state.get('version')!r}, expected {_STATE_VERSION}")
+        for name, ours in self.fingerprint.items():
+            theirs = state["fingerprint"].get(name)
+            if theirs != ours:
+                raise ValueError(f"loader state does not fit: {name} was {theirs!r} when it was saved, is {ours!r} now")
+        from fastmoll.pipelines.stream import Position
+
+        self._stream.restore(
+            Position(
+                born=int(state["stream_born"]),
+                epoch=int(state["stream_epoch"]),
+                batch=int(state["stream_batch"]),
+                checkpoint=_to_bytes(state["stream_checkpoint"]),
+                epoch_start=_to_bytes(state["stream_epoch_start"]),
+            )
+        )
+        self.epoch, self._position, self._running = int(state["epoch"]), int(state["position"]), None
+        self._resuming = 0 < self._position < self._length
+        if self._position == self._length:
+            self._end_epoch()
+
+
+def _resolve_device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError):
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<n>', got {str(device)!r}")
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={str(device)!r} was asked for, but torch sees no CUDA device")
+    index = torch.cuda.current_device() if resolved.index is None else resolved.index
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"device={str(device)!r} was asked for, but there are {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", index)
+
+
+def _resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank and world_size belong together, got rank={rank} and world_size={world_size}")
+    if rank is None or world_size is None:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # Every rank would silently read the whole data set.
+            raise ValueError(
+                f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, but torch.distributed is not initialised: call "
+                "init_process_group first, or give rank and world_size"
+            )
+        return 0, 1
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(f"rank must be in [0, world_size), got rank={rank} and world_size={world_size}")
+    return rank, world_size
+
+
+def _threads() -> int:
+    cpus = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(max(cpus, 1), 16)
+
+
+def _check(**arguments: tuple[float | None, float, float]) -> None:
+    for name, (value, low, high) in arguments.items():
+        if value is not None and not low <= value <= high:
+            raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
+
+
+def _triple(
+    name: str, values: Sequence[float] | None, default: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    if values is None:
+        return default
+    if len(values) != 3 or not all(math.isfinite(v) for v in values):
+        raise ValueError(f"{name} must be three finite numbers, got {values!r}")
+    return (float(values[0]), float(values[1]), float(values[2]))
+
+
+def _to_tensor(data: bytes | None) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _to_bytes(data: Tensor) -> bytes | None:
+    return bytes(data.tolist()) or None

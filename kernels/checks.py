@@ -1,0 +1,127 @@
+"""Checks shared by the operations: bad input raises ``ValueError`` with the argument's name and the offending value.
+
+Shapes, dtypes, devices and plain numbers are known to the host and raise at once. The *values* of a tensor raise at
+once on the CPU; on a GPU, looking at them would stall the host in every training step, so there they become a
+device-side assertion, which surfaces as a CUDA error at the next synchronisation.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGER = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_values(name: str, values: Tensor, ok: Tensor, wanted: str) -> None:
+    """Demand that ``ok`` (bool, the shape of ``values``) holds everywhere.
+
+    Args:
+        name: the argument to name in the error.
+        values: the tensor whose first offending value is shown.
+        ok: which values are good; a comparison with NaN is false, so NaN is bad wherever a range is asked for.
+        wanted: ends the sentence "<name> must ...".
+
+    Raises:
+        ValueError: on the CPU, with the first bad value and its position. On other devices (and inside code that is
+            being compiled, where a branch on data would break the graph) an assertion on the device is queued instead.
+    """
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        torch._assert_async(ok.all(), f"{name} must {wanted}")
+    elif not ok.all():
+        position = tuple(int(i) for i in (~ok).nonzero()[0])
+        where = position[0] if len(position) == 1 else position
+        raise ValueError(f"{name} must {wanted}, got {values[position].item()} at position {where}")
+
+
+def check_number(name: str, value: Any, *, above: float | None = None, at_least: float | None = None) -> float:
+    """Return ``value`` as a float, or raise ``ValueError`` unless it is finite and in the range asked for."""
+    wanted = "a finite number"
+    wanted += f" above {above}" if above is not None else ""
+    wanted += f" of at least {at_least}" if at_least is not None else ""
+    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    low = (above is None or number > above) and (at_least is None or number >= at_least)
+    if not (math.isfinite(number) and low):
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    return number
+
+
+def check_integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
+    """Return ``value`` as an int, or raise ``ValueError`` unless it is a whole number with ``low <= value < high``."""
+    wanted = f"at least {low}" if high is None else f"in [{low}, {high})"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer {wanted}, got {value!r}") from None
+    if isinstance(value, bool) or number < low or (high is not None and number >= high):
+        raise ValueError(f"{name} must be an integer {wanted}, got {value!r}")
+    return number
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+Shape = tuple[int | None, ...]
+
+
+def check_tensor(
+    name: str, value: Tensor, shape: Shape | None, dtypes: Sequence[torch.dtype], device: torch.device | None
+) -> None:
+    """Raise ``ValueError`` unless ``value`` is a tensor of this shape, one of ``dtypes``, on this device.
+
+    A size, a whole shape or a device of None may be anything.
+    """
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if shape is not None and not (
+        value.dim() == len(shape) and all(want in (None, size) for size, want in zip(value.shape, shape, strict=True))
+    ):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must have shape ({wanted}), got {tuple(value.shape)}")
+    if value.dtype not in dtypes:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, dtypes))}, got {value.dtype}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name} must be on {device} like the other arguments, got {value.device}")
+
+
+def check_images(name: str, images: Tensor) -> None:
+    """Raise ``ValueError`` unless ``images`` is a floating-point batch ``(B, C, H, W)`` without gradient."""
+    if isinstance(images, Tensor) and not images.is_floating_point():
+        raise ValueError(
+            f"{name} must be floating point, got {images.dtype}: standardise the images first "
+            "(zero mean, unit variance per channel); noise and labels are scaled for that"
+        )
+    check_tensor(name, images, (None, None, None, None), FLOATING, None)
+    if min(images.shape[1:]) < 1:
+        raise ValueError(f"{name} must have at least one channel, row and column, got shape {tuple(images.shape)}")
+    if images.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} must not require grad, got requires_grad=True: mollification is a data augmentation and "
+            "has no backward; pass images.detach()"
+        )
+
+
+def check_temperature(name: str, t: Tensor, shape: Shape | None, device: torch.device | None) -> None:
+    """Raise ``ValueError`` unless ``t`` is a floating-point tensor of this shape with values in [0, 1]."""
+    check_tensor(name, t, shape, FLOATING, device)
+    check_values(name, t, (t >= 0) & (t <= 1), "lie in [0, 1]")
+
+
+def check_labels(labels: Tensor, num_classes: int, batch: int | None, device: torch.device | None) -> None:
+    """Raise ``ValueError`` unless ``labels`` are classes ``(B,)`` int64 in [0, K) or non-negative soft ``(B, K)``."""
+    if isinstance(labels, Tensor) and labels.dim() == 2:
+        check_tensor("labels", labels, (batch, num_classes), FLOATING, device)
+        check_values("labels", labels, (labels >= 0) & labels.isfinite(), "be finite and not negative")
+    else:
+        check_tensor("labels", labels, (batch,), (torch.int64,), device)
+        check_values("labels", labels, (labels >= 0) & (labels < num_classes), f"lie in [0, {num_classes})")

@@ -1,0 +1,1 @@
+"""DALI graphs: readers, decoding and random operations; installed as ``fastmoll.pipelines``."""

@@ -1,0 +1,20 @@
+"""The error a loader raises when an image can't be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class BadImageError(RuntimeError):
+    """One or more image files can't be decoded.
+
+    Attributes:
+        files: ``(path, reason)`` of every file found to be the cause; empty when the decoder failed and no single
+            file of the batch does when it is decoded alone.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, str]], context: str) -> None:
+        """Compose the message: one line a file, then what to do about it."""
+        self.files = list(files)
+        listed = "".join(f"\n  {path}: {reason}" for path, reason in self.files)
+        super().__init__(f"{context}{listed}")

@@ -1,0 +1,155 @@
+"""The endless stream of a DALI graph, with a position that can be read, saved, restored and moved."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.utils.dlpack
+from nvidia.dali import Pipeline
+from PIL import Image
+from torch import Tensor
+
+from fastmoll.pipelines import imagenet
+from fastmoll.pipelines.diagnose import diagnose_files
+from fastmoll.pipelines.errors import BadImageError
+from fastmoll.pipelines.files import ImageFolder
+from fastmoll.pipelines.imagenet import GraphConfig
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream stands, and all it takes to stand there again.
+
+    Attributes:
+        born: Epoch the stream was begun at. Orders and augmentations follow from (seed, born): DALI draws the order of
+            the next epoch itself, but can't be told to begin at a given one.
+        epoch: Epoch of the batch that comes next.
+        batch: Its number in the epoch.
+        checkpoint: DALI's state there; None at the very beginning.
+        epoch_start: DALI's state at batch 0 of ``epoch``; None likewise.
+    """
+
+    born: int
+    epoch: int
+    batch: int
+    checkpoint: bytes | None = None
+    epoch_start: bytes | None = None
+
+
+class Stream:
+    """Batches of ``(images, sample ids)``; pads as the graph pads: every epoch has ``padded_length`` batches."""
+
+    def __init__(self, config: GraphConfig, folder: ImageFolder, seed: int, length: int, padded_length: int) -> None:
+        """Describe the stream; the pipeline is built when the first batch is asked for.
+
+        Args:
+            config: The graph.
+            folder: The samples.
+            seed: Seed of orders and augmentations.
+            length: Batches of an epoch that are used; the rest is skipped on the way to the next epoch.
+            padded_length: Batches of an epoch that the graph gives.
+        """
+        self._config = config
+        self._folder = folder
+        self._seed = seed
+        self._length = length
+        self._padded_length = padded_length
+        self._pipeline: Pipeline | None = None
+        self.position = Position(0, 0, 0)
+
+    def restore(self, position: Position) -> None:
+        """Stand where a position was read."""
+        self._pipeline = None
+        self.position = position
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Stand before ``batch`` of ``epoch``: the present place, the beginning of this epoch or that of another."""
+        here = self.position
+        if (here.epoch, here.batch) == (epoch, batch):
+            return
+        if batch != 0:
+            raise ValueError(f"can't move from batch {here.batch} of epoch {here.epoch} to batch {batch} of {epoch}")
+        if epoch == here.epoch + 1 and here.batch >= self._length:
+            for _ in range(self._padded_length - here.batch):
+                self.next()
+            end = self.position.checkpoint
+            self.position = Position(here.born, epoch, 0, end, end)
+        elif epoch == here.epoch:
+            self.restore(Position(here.born, epoch, 0, here.epoch_start, here.epoch_start))
+        else:
+            self.restore(Position(epoch, epoch, 0))
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next batch: images float32 ``(B, H, W, 3)`` on the graph's device, sample ids int64 ``(B,)`` on the CPU.
+
+        Raises:
+            BadImageError: A file of the batch can't be decoded.
+        """
+        if self._pipeline is None:
+            self._pipeline = self._build(self._folder)
+        try:
+            images, index = _run(self._pipeline, self._config.device_id)
+        except RuntimeError as error:
+            self._pipeline = None  # DALI's pipeline can't be used after an error
+            raise self._explain(error) from error
+        here = self.position
+        self.position = Position(here.born, here.epoch, here.batch + 1, self._pipeline.checkpoint(), here.epoch_start)
+        return images, index
+
+    def close(self) -> None:
+        """Free the pipeline; the position stays."""
+        self._pipeline = None  # DALI shuts down with the last reference
+
+    def _build(self, folder: ImageFolder) -> Pipeline:
+        born = self.position.born
+        return imagenet.build(
+            self._config,
+            folder,
+            seed=_mix(self._seed, born, self._config.rank),
+            shuffle_seed=_mix(self._seed, born),
+            checkpoint=self.position.checkpoint,
+        )
+
+    def _explain(self, error: RuntimeError) -> BadImageError:
+        """Find the files of the batch that failed and what is wrong with them.
+
+        DALI often does not name the file, and the order is known to DALI alone. A pipeline with the same state over the
+        same number of files, each of them a small good image, gives the sample ids of the batches around the failure.
+        """
+        folder = self._folder
+        where = f"batch {self.position.batch} of epoch {self.position.epoch} over {folder.root}"
+        with tempfile.TemporaryDirectory(prefix="fastmoll-") as place:
+            Image.new("RGB", (self._config.size, self._config.size)).save(Path(place) / "good.png")
+            stand_in = ImageFolder(Path(place), folder.classes, ["good.png"] * len(folder), folder.targets)
+            pipeline = self._build(stand_in)
+            # The error can belong to a batch that was being prepared ahead.
+            for _ in range(self._config.prefetch + 1):
+                _, index = _run(pipeline, self._config.device_id)
+                found = diagnose_files([folder.path(i) for i in dict.fromkeys(index.tolist())])
+                bad = [(f.path, f.reason) for f in found if f.kind == "bad"]
+                if bad:
+                    return BadImageError(bad, f"can't decode {len(bad)} file(s) in {where}:")
+        return BadImageError([], f"DALI failed in {where}, though each of its files can be decoded alone: {error}")
+
+
+def _run(pipeline: Pipeline, device_id: int | None) -> tuple[Tensor, Tensor]:
+    if device_id is None:
+        images, index = pipeline.run()
+        # No copy: with the dynamic executor each output is its own memory, alive as long as the tensor.
+        return torch.utils.dlpack.from_dlpack(images.as_tensor()), _ids(index)
+    with torch.cuda.device(device_id):
+        images, index = pipeline.run(torch.cuda.current_stream(device_id))
+        return torch.utils.dlpack.from_dlpack(images.as_tensor()), _ids(index)
+
+
+def _ids(index: object) -> Tensor:
+    return torch.utils.dlpack.from_dlpack(index.as_tensor()).view(-1).to(torch.int64)  # type: ignore[attr-defined]
+
+
+def _mix(*parts: int) -> int:
+    """A 31-bit seed of its own for every tuple; sums would collide between seeds, epochs and ranks."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little") >> 1

@@ -1,0 +1,1 @@
+"""The trainer: `train/imagenet.py` and the modules it reads from."""

@@ -1,0 +1,285 @@
+"""What a training run is made of: nested settings, the three recipes, and the command line that overrides them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Images."""
+
+    path: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", prefix_name=False)] = None
+    """Folder of class folders of images, or of such folders called train and val. Left out: the bundled photographs."""
+    size: int = 224
+    """Height and width of the images the network sees, pixels."""
+    batch_size: int = 256
+    """Images per process and per forward pass."""
+    augment: str = "crop_flip"
+    """Augmentation of the training images, a name that fastmoll.ImageNetLoader knows."""
+    threads: int | None = None
+    """CPU threads of each process's data pipeline; None: the loader's choice."""
+
+
+@dataclass(frozen=True)
+class MollifyConfig:
+    """Mollification of the training images and labels."""
+
+    enabled: bool = True
+    """Mollify; off, the targets are the class numbers."""
+    roles: tuple[float, ...] = (1.0, 1.0, 1.0)
+    """Weights of the roles clean, noise, blur (and, optionally, pure noise)."""
+    beta: tuple[float, float] = (1.0, 2.0)
+    """Parameters (a, b) of the Beta distribution of temperatures."""
+    k_noise: float = 1.0
+    """Exponent of the label decay of noised images."""
+    k_blur: float = 1.0
+    """Exponent of the label decay of blurred images."""
+    sigma_min: float = 0.3
+    """Blur scale at temperature 0, pixels."""
+    sigma_max: float | None = None
+    """Blur scale at temperature 1, pixels; None: the image width."""
+    kind: Literal["smooth", "temper"] = "smooth"
+    """Move label mass to the uniform distribution (smooth), or take it away (temper)."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network."""
+
+    name: str = "resnet50"
+    """Any classification model of torchvision.models."""
+    weights: str | None = None
+    """Weights to start from: a torchvision name (IMAGENET1K_V1), a file (a state dict or a checkpoint of this trainer)
+    or None. The head is fresh where the number of classes differs."""
+    compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
+    """Compile the training forward and backward pass with torch.compile."""
+    channels_last: bool = True
+    """Keep activations and weights in channels-last memory order."""
+    ema: float | None = None
+    """Decay per step of an exponential moving average of the weights, which is then what is evaluated; None: no average.
+    Step n uses min(ema, (1 + n) / (10 + n)), so that a short run is not held at its first weights."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Stochastic gradient descent, cosine schedule."""
+
+    epochs: int = 10
+    """Passes over the training images."""
+    lr: float = 0.01
+    """Peak learning rate."""
+    lr_batch: int | None = None
+    """Images per step that lr is meant for: it is scaled linearly to the true number. None: lr is used as it is."""
+    momentum: float = 0.9
+    """Momentum."""
+    nesterov: bool = False
+    """Nesterov's form of momentum."""
+    weight_decay: float = 5e-4
+    """L2 weight decay, on all parameters."""
+    warmup_epochs: float = 0.0
+    """Epochs of linear warm-up, part of epochs; the cosine to 0 takes the rest."""
+    accumulate: int = 1
+    """Forward passes per step; what is left over at the end of an epoch makes a smaller last step."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run: where, how, and how often it reports."""
+
+    output: Path | None = None
+    """Folder of logs, checkpoints and results; None: runs/<recipe>-<date>-<time>."""
+    resume: Annotated[bool, tyro.conf.arg(aliases=["--resume"])] = False
+    """Go on from output/checkpoint.pt."""
+    evaluate: Annotated[bool, tyro.conf.arg(aliases=["--evaluate"])] = False
+    """Only evaluate model.weights on the validation images."""
+    resident: Annotated[bool, tyro.conf.arg(aliases=["--resident"])] = False
+    """Train on one batch kept on the device, to measure the trainer without the loader; no checkpoints."""
+    max_steps: int | None = None
+    """Stop after this many steps, the schedule unchanged; None: no limit."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints; there is one at each epoch's end too."""
+    log_every: int = 50
+    """Steps between lines of the log."""
+    seed: int = 0
+    """Seed of weights, order of images, augmentations and mollification."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto: a GPU where there is one."""
+    amp: Literal["auto", "bf16", "off"] = "auto"
+    """Mixed precision; auto: bfloat16 on a GPU, off on the CPU."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run."""
+
+    recipe: Literal["finetune", "scratch", "sample"] = "finetune"
+    """Set of defaults for everything below. Left out: finetune, or sample where DATA is left out too. The defaults shown
+    here are those of the recipe given beside --help."""
+    data: DataConfig = field(default_factory=DataConfig)
+    mollify: MollifyConfig = field(default_factory=MollifyConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as nested dicts of strings, numbers and lists, for JSON and for checkpoints."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+RECIPES: dict[str, Config] = {
+    # The paper's ImageNet recipe (section 5 and its appendix on training): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD
+    # at 0.01, cosine to 0, no warm-up. The paper leaves the batch open: 256 a process here, learning rate not scaled.
+    "finetune": Config(model=ModelConfig(weights="IMAGENET1K_V1")),
+    # ResNet-50 from random weights: lr 0.1 per 256 images of a step, five epochs of warm-up, no fixed label smoothing
+    # (mollification has its own). `--model.ema 0.9999` adds the average.
+    "scratch": Config(
+        recipe="scratch",
+        optim=OptimConfig(epochs=90, lr=0.1, lr_batch=256, nesterov=True, weight_decay=1e-4, warmup_epochs=5.0),
+    ),
+    # The bundled photographs, ten classes, a few minutes on two CPU cores.
+    "sample": Config(
+        recipe="sample",
+        data=DataConfig(size=64, batch_size=32),
+        model=ModelConfig(name="resnet18"),
+        optim=OptimConfig(epochs=12, lr=0.05, nesterov=True, warmup_epochs=1.0),
+        run=RunConfig(checkpoint_every=100, log_every=5),
+    ),
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> Config:
+    """Read the command line.
+
+    Args:
+        argv: Arguments without the program's name; None: those of this process.
+
+    Returns:
+        The recipe's defaults with every given option in their place. Values are not checked yet: see `check`.
+
+    Raises:
+        SystemExit: after ``--help`` (0), or for an option that does not exist or can't be read (2).
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--recipe")
+    recipe = first.parse_known_args(argv)[0].recipe
+    config = _parse(argv, RECIPES.get(recipe, RECIPES["finetune"]))
+    if recipe is None and config.data.path is None:
+        config = _parse(argv, RECIPES["sample"])
+    return config
+
+
+def _parse(argv: Sequence[str] | None, default: Config) -> Config:
+    return tyro.cli(
+        Config,
+        args=argv,
+        prog="imagenet.py",
+        description="Train and evaluate a classifier on mollified images. Start it with python or with torchrun.",
+        default=default,
+        # Under torchrun every process reads the same command line: one message is enough.
+        console_outputs=os.environ.get("RANK", "0") == "0",
+    )
+
+
+def check(config: Config) -> None:
+    """Refuse values that make no run, before any work.
+
+    The mollification's settings are checked by `fastmoll.Mollify`, the names of models and augmentations where they are
+    looked up.
+
+    Raises:
+        ValueError: names the option and its value.
+    """
+    data, model, optim, run = config.data, config.model, config.optim, config.run
+    for name, number in {
+        "data.size": data.size,
+        "data.batch-size": data.batch_size,
+        "data.threads": data.threads,
+        "optim.epochs": optim.epochs,
+        "optim.lr-batch": optim.lr_batch,
+        "optim.accumulate": optim.accumulate,
+        "run.max-steps": run.max_steps,
+        "run.checkpoint-every": run.checkpoint_every,
+        "run.log-every": run.log_every,
+    }.items():
+        _require(number is None or number >= 1, name, number, "at least 1")
+    _require(math.isfinite(optim.lr) and optim.lr > 0, "optim.lr", optim.lr, "positive")
+    _require(0 <= optim.momentum < 1, "optim.momentum", optim.momentum, "in [0, 1)")
+    _require(
+        math.isfinite(optim.weight_decay) and optim.weight_decay >= 0,
+        "optim.weight-decay",
+        optim.weight_decay,
+        "finite and not negative",
+    )
+    _require(
+        0 <= optim.warmup_epochs <= optim.epochs, "optim.warmup-epochs", optim.warmup_epochs, f"in [0, {optim.epochs}]"
+    )
+    _require(not optim.nesterov or optim.momentum > 0, "optim.momentum", optim.momentum, "positive with Nesterov")
+    _require(model.ema is None or 0 < model.ema < 1, "model.ema", model.ema, "in (0, 1)")
+    _require(0 <= run.seed < 2**63, "run.seed", run.seed, "in [0, 2^63)")
+    _require(not (run.evaluate and model.weights is None), "model.weights", None, "given with --run.evaluate")
+    _require(not (run.resume and run.output is None), "run.output", None, "the folder to go on in, with --run.resume")
+    _require(not (run.resume and run.resident), "run.resident", True, "off with --run.resume")
+    _require(not (run.resume and run.evaluate), "run.evaluate", True, "off with --run.resume")
+
+
+def with_data(config: Config, path: Path) -> Config:
+    """``config`` with its data folder filled in."""
+    return replace(config, data=replace(config.data, path=path))
+
+
+def with_output(config: Config, output: Path) -> Config:
+    """``config`` with its output folder filled in."""
+    return replace(config, run=replace(config.run, output=output))
+
+
+# A run may be resumed with other values of these: they change neither the weights nor the schedule.
+_FREE = {
+    "recipe",
+    "data.path",
+    "data.threads",
+    "model.weights",
+    "run.output",
+    "run.resume",
+    "run.max_steps",
+    "run.checkpoint_every",
+    "run.log_every",
+    "run.device",
+}
+
+
+def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
+    """The first setting that keeps ``current`` from continuing ``saved``, in words; None where nothing does."""
+    before, now = _flat(saved), _flat(current)
+    for name in sorted((before.keys() | now.keys()) - _FREE):
+        if before.get(name) != now.get(name):
+            return f"{name} was {before.get(name)} and is now {now.get(name)}"
+    return None
+
+
+def _require(condition: bool, option: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise ValueError(f"--{option} must be {wanted}, got {value}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

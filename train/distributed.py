@@ -1,0 +1,123 @@
+"""The processes of a run: who this one is, and how an error on one ends all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fastmoll import BadImageError
+
+
+class Stop(Exception):
+    """Ends the run with one line instead of a traceback; without a message where another process has said it."""
+
+    def __init__(self, message: str | None, code: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the run.
+
+    Attributes:
+        rank: Number of this process among all.
+        world_size: Number of processes.
+        device: Where it computes.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that logs and writes."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """``value`` of every process, in rank order, on every process."""
+        if not dist.is_initialized():
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """Add ``value`` up over the processes, in place."""
+        if dist.is_initialized():
+            dist.all_reduce(value)
+        return value
+
+    @contextmanager
+    def agree(self) -> Iterator[None]:
+        """A block that either every process finishes or none: an error on one ends all of them.
+
+        Without it, the other processes would wait for ever in their next exchange. So the block itself must
+        exchange nothing with other processes.
+
+        Raises:
+            Stop: with the message of a ValueError, ImportError, OSError or BadImageError on the lowest rank that has one,
+                without one on the others.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        failed = [rank for rank, bad in enumerate(self.gather(error is not None)) if bad]
+        if not failed:
+            return
+        if error is None or self.rank != failed[0]:
+            raise Stop(None, 1) from error
+        if isinstance(error, ValueError | ImportError | OSError):
+            raise Stop(str(error), 2) from error
+        if isinstance(error, BadImageError):
+            raise Stop(str(error), 1) from error
+        raise error
+
+    @torch.no_grad()
+    def copy_from_main(self, module: nn.Module, *, parameters: bool = True) -> None:
+        """Overwrite the buffers of ``module``, and its parameters, with those of rank 0."""
+        if dist.is_initialized():
+            for tensor in [*(module.parameters() if parameters else ()), *module.buffers()]:
+                # gloo and NCCL send memory as it lies; a contiguous view of a channels-last weight is a copy.
+                sent = tensor.contiguous()
+                dist.broadcast(sent, 0)
+                tensor.copy_(sent)
+
+
+@contextmanager
+def launch(device: str) -> Iterator[Process]:
+    """Join the processes that torchrun started (or be the only one), on ``device``: auto, cpu or cuda.
+
+    Raises:
+        Stop: CUDA asked for and absent, or more processes on a machine than GPUs.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        message = "--run.device is cuda, but torch finds no usable CUDA device (cpu or auto would run on the CPU)"
+        raise Stop(message if os.environ.get("RANK", "0") == "0" else None, 2)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise Stop(f"process {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}", 2)
+        torch.cuda.set_device(local_rank)  # before any DALI pipeline, which takes the current device
+    here = torch.device(device, local_rank) if device == "cuda" else torch.device("cpu")
+    if "RANK" not in os.environ:
+        yield Process(0, 1, here)
+        return
+    # gloo beside NCCL: objects and errors travel between the CPUs, without touching the GPUs.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", device_id=here if device == "cuda" else None)
+    yield Process(dist.get_rank(), dist.get_world_size(), here)
+    # Only after a good end: on an error the other processes may never come to take part.
+    dist.destroy_process_group()
