@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -28,14 +28,12 @@ _TASKS_PER_WORKER = 4
 _CRASHED = "crashes the decoder: its process died"
 
 
-def check_files(
-    paths: Sequence[str | os.PathLike[str]], threads: int | None = None
-) -> Iterator[Finding | None]:
+def check_files(paths: Sequence[str | os.PathLike[str]], threads: int | None = None) -> Generator[Finding | None, None, None]:
     """Decode files in parallel, each as training would on the CPU.
 
-    Every worker is a process of its own: DALI's eager mode holds Python's lock for half a millisecond a file, a decoder's
-    warnings can only be told apart on a standard error of one's own, and a decoder that crashes takes nothing else along.
-    At most a few hundred files are under way at a time, whatever the number of paths.
+    Every worker is a process of its own: DALI's eager mode holds Python's lock for half a millisecond a file, warnings
+    of a decoder can only be told apart on a standard error of one's own, and one that crashes takes nothing else along.
+    At most 128 files a worker are under way at a time, whatever the number of paths.
 
     Args:
         paths: Image files.
@@ -58,7 +56,7 @@ def check_files(
     return _run(chunks, workers)
 
 
-def _run(todo: deque[list[str]], workers: int) -> Iterator[Finding | None]:
+def _run(todo: deque[list[str]], workers: int) -> Generator[Finding | None, None, None]:
     running: deque[tuple[list[str], Future[list[Finding | None]]]] = deque()
     pool = _pool(workers)
     try:
@@ -110,7 +108,7 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nothing is decoded on a GPU, and a CUDA context per worker would fill one.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    _messages = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115: open as long as the worker lives
+    _messages = tempfile.TemporaryFile(buffering=0)  # open as long as the worker lives
     os.dup2(_messages.fileno(), 2)
 
 
@@ -135,9 +133,13 @@ def _check_chunk(paths: list[str]) -> list[Finding | None]:
 
 
 def run_check(
-    data: Path, *, split: str | None = None, allow_odd: bool = False, threads: int | None = None, out: IO[str] | None = None
+    data: Path,
+    *,
+    split: str | None = None,
+    allow_odd: bool = False,
+    threads: int | None = None,
 ) -> int:
-    """Check a data set: a line for each bad or odd file as it is found, then a summary by reason.
+    """Check a data set: a line for each bad or odd file as it is found, then a summary by reason, on standard output.
 
     Args:
         data: ImageFolder tree.
@@ -145,7 +147,6 @@ def run_check(
             ``data`` itself if there is none.
         allow_odd: Odd files are listed, but the result is success.
         threads: As for `check_files`.
-        out: Where the lines go, by default standard output. Progress goes to standard error.
 
     Returns:
         Exit status: 1 if a file is bad (or odd, without ``allow_odd``), else 0.
@@ -154,33 +155,34 @@ def run_check(
         ValueError: No data set or no such split there, or ``threads`` is not positive.
         ImportError: DALI is not installed.
     """
-    out = out or sys.stdout
     if split is not None and data.is_dir() and not (data / split).is_dir():
         raise ValueError(f"split: {data} has no folder {split!r}")
     splits = [split] if split is not None else [name for name in SPLITS if (data / name).is_dir()] or ["train"]
-    # Not from the cached list: it would miss a file that was replaced by a link, say, without the folder changing.
+    # Listed afresh: a check that trusts a cache is none.
     folders = [scan_folder(data, name, cache=False) for name in splits]
     paths = [folder.path(sample) for folder in folders for sample in range(len(folder))]
     kinds: Counter[str] = Counter()
     reasons: Counter[tuple[str, str]] = Counter()
-    findings = check_files(paths, threads)
-    with tqdm(total=len(paths), unit=" files", dynamic_ncols=True) as bar:
+    with (
+        contextlib.closing(check_files(paths, threads)) as findings,
+        tqdm(total=len(paths), unit=" files", dynamic_ncols=True) as bar,
+    ):
         for finding in findings:
             bar.update()
             if finding is not None:
                 kinds[finding.kind] += 1
                 # A reason is "what: detail"; the detail differs from file to file.
                 reasons.update((finding.kind, part.split(":")[0]) for part in finding.reason.split("; "))
-                bar.write(_printable(f"{finding.kind} {finding.path}: {finding.reason}"), file=out)
+                bar.write(_printable(f"{finding.kind} {finding.path}: {finding.reason}"), file=sys.stdout)
                 bar.set_postfix(kinds, refresh=False)
     if reasons:
-        out.write("\n")
+        sys.stdout.write("\n")
     for (kind, what), count in sorted(reasons.items(), key=lambda item: (item[0][0], -item[1])):
-        out.write(f"{count:8} {kind}  {what}\n")
+        sys.stdout.write(f"{count:8} {kind}  {what}\n")
     classes = {name for folder in folders for name in folder.classes}
     verdict = f"{kinds['bad']} bad" if kinds["bad"] else "all decode"
     odd = f", {kinds['odd']} odd" if kinds["odd"] else ""
-    out.write(f"{_count(len(paths), 'file')} in {_count(len(classes), 'class', 'es')}: {verdict}{odd}\n")
+    sys.stdout.write(f"{_count(len(paths), 'file')} in {_count(len(classes), 'class', 'es')}: {verdict}{odd}\n")
     return int(kinds["bad"] > 0 or (kinds["odd"] > 0 and not allow_odd))
 
 

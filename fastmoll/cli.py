@@ -30,35 +30,55 @@ def _parser() -> _Parser:
         "check",
         help="decode every file of a data set, list the bad and the odd ones",
         description="Decode every file of a data set in parallel with DALI's CPU decoder, and list those that are bad "
-        "(training would stop on them) or odd (handled, but worth knowing: a PNG named .JPEG, CMYK, an EXIF orientation, "
-        "corrupt data), each with its reason.",
+        "(training would stop on them) or odd (handled, but worth knowing: a PNG named .JPEG, CMYK, an EXIF "
+        "orientation, corrupt data), each with its reason.",
         epilog="Exit status: 0 all good, 1 files were listed, 2 bad usage or no data set there.",
         allow_abbrev=False,
     )
     check.add_argument("data", type=Path, metavar="DATA", help="data folder: DATA/[split/]class/image.JPEG")
-    check.add_argument("--split", metavar="NAME", help="check DATA/NAME only (default: train, val, ... where they exist)")
+    check.add_argument(
+        "--split", metavar="NAME", help="check DATA/NAME only (default: train, val, ... where they exist)"
+    )
     check.add_argument("--allow-odd", action="store_true", help="exit with 0 if no file is worse than odd")
-    check.add_argument("--threads", type=int, metavar="N", help="files decoded at a time (default: one per usable core)")
+    check.add_argument(
+        "--threads", type=int, metavar="N", help="files decoded at a time (default: one per usable core)"
+    )
 
     preview = commands.add_parser(
         "preview",
         help="draw an image across roles and temperatures",
-        description="Draw an image clean, noised and blurred at several temperatures, with the temperature t, the noise's "
-        "standard deviation σ_t (in units of the image's) or the blur's σ_B (in pixels), and the label decay γ.",
+        description="Draw an image clean, noised and blurred at several temperatures, with the temperature t, the "
+        "standard deviation σ_t of the noise (the image's own is 1) or σ_B of the blur (in pixels), and the label "
+        "decay γ.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     preview.add_argument("image", type=Path, metavar="IMAGE", help="image file of any format Pillow reads")
     preview.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", default=argparse.SUPPRESS, help="picture to write, .png or .jpg"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="picture to write, .png or .jpg",
     )
     preview.add_argument("--size", type=int, default=224, metavar="N", help="side of the centre crop, in pixels")
     preview.add_argument(
-        "--temperatures", type=float, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0], metavar="T", help="columns, each in [0, 1]"
+        "--temperatures",
+        type=float,
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="T",
+        help="columns, each in [0, 1] (default: 0 0.25 0.5 0.75 1)",
     )
     preview.add_argument("--sigma-min", type=float, default=0.3, metavar="S", help="blur scale at t = 0, in pixels")
     preview.add_argument(
-        "--sigma-max", type=float, default=argparse.SUPPRESS, metavar="S", help="blur scale at t = 1, in pixels (default: the width)"
+        "--sigma-max",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="S",
+        help="blur scale at t = 1, in pixels (default: the width)",
     )
     preview.add_argument("--k-noise", type=float, default=1.0, metavar="K", help="exponent of the noise's label decay")
     preview.add_argument("--k-blur", type=float, default=1.0, metavar="K", help="exponent of the blur's label decay")
@@ -78,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = vars(_parser().parse_args(arguments))
     except SystemExit as stop:  # argparse ends the process for --help, --version and bad usage
-        return int(stop.code or 0)
+        return stop.code if isinstance(stop.code, int) else 0
     command = options.pop("command")
     try:
         # The modules are loaded here: neither --help nor the parent of check's workers should wait for torch.

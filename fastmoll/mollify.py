@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
+from scipy.special import betainccinv, betaincinv
 from torch import Tensor, nn
 
 from fastmoll.kernels.checks import (
@@ -34,8 +34,8 @@ def beta_quantiles(a: float, b: float, nodes: int = _QUANTILE_NODES) -> Tensor:
     Args:
         a: first shape parameter, positive.
         b: second shape parameter, positive.
-        nodes: table size; 4097 keeps the interpolated temperature within 2e-5 of the exact quantile for
-            ``a, b >= 0.1``.
+        nodes: table size; 4097 keeps the interpolated temperature within 5e-6 of the exact quantile for ``a, b >= 0.5``
+            and within 5e-5 for ``a, b >= 0.1``.
 
     Returns:
         float64 ``(nodes,)``, ascending, in [0, 1]: quantiles at equally spaced logits from ``-LOGIT_LIMIT`` to
@@ -45,10 +45,9 @@ def beta_quantiles(a: float, b: float, nodes: int = _QUANTILE_NODES) -> Tensor:
         ValueError: SciPy cannot invert this distribution.
     """
     logits = np.linspace(-LOGIT_LIMIT, LOGIT_LIMIT, nodes)
-    distribution = scipy.stats.beta(a, b)
     # From the upper tail where that is the smaller one: 1 - u would round its last bits away.
     tail = 1.0 / (1.0 + np.exp(np.abs(logits)))
-    table = np.where(logits < 0.0, distribution.ppf(tail), distribution.isf(tail))
+    table = np.where(logits < 0.0, betaincinv(a, b, tail), betainccinv(a, b, tail))
     if not np.all((table >= 0.0) & (table <= 1.0)):
         raise ValueError(f"beta must be a distribution whose quantiles can be computed, got ({a}, {b})")
     return torch.from_numpy(np.maximum.accumulate(table))

@@ -18,9 +18,10 @@ from fastmoll.kernels.soft_labels import label_decay
 TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
+# ImageNet's; also in the pipelines, but those load DALI, which a picture does not need.
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
-_QUALITY = 88
+_QUALITY = 85
 _INK, _PAPER = "#1f2328", "#ffffff"
 
 # Pieces of text, each normal or a subscript.
@@ -42,8 +43,8 @@ def write_preview(
     """Draw an image clean, noised and blurred at several temperatures, and write the picture.
 
     Each tile is what a network would see, with the standardisation undone and clipped to what a screen shows. Below it
-    stand the scale, ``σ_t`` of the noise (in units of the standardised image) or ``σ_B`` of the blur (in pixels), and the
-    label decay ``γ`` (paper, equations 4 to 6, 12 and 13).
+    stand the scale, ``σ_t`` of the noise (in units of the standardised image) or ``σ_B`` of the blur (in pixels), and
+    the label decay ``γ`` (paper, equations 4 to 6, 12 and 13).
 
     Args:
         image: File of any format Pillow reads; its largest centred square is used, scaled to ``size``.
@@ -74,8 +75,7 @@ def write_preview(
         k_blur=k_blur,
         seed=seed,
     )
-    # Each format takes what it knows: PNG has no quality, and noise has no use for JPEG's coarse colours.
-    picture.save(output, quality=_QUALITY, subsampling=0, optimize=True)
+    picture.save(output, quality=_QUALITY, optimize=True)  # PNG has no quality and ignores it
 
 
 def _load(path: Path, size: int) -> Image.Image:
@@ -193,14 +193,16 @@ def _compose(
     tile_width, tile_height = clean.size
     text_size = max(12, round(min(clean.size) / 13))
     gap = max(6, text_size // 2)
-    line = round(text_size * 1.8)
+    line = round(text_size * 2.1)
     probe = _Pen(ImageDraw.Draw(clean), text_size)
     # Small tiles stand as far apart as their captions need.
     column = max([tile_width, *(probe.width(caption) for _, _, captions in rows for caption in captions)]) + gap
     side = line + gap  # room for the rows' names, written upright on the left
     first = column + 2 * gap  # the clean image stands apart
     canvas = Image.new(
-        "RGB", (first + side + column * len(headings) + gap, gap + line + len(rows) * (tile_height + line) + gap), _PAPER
+        "RGB",
+        (first + side + column * len(headings) + gap, gap + line + len(rows) * (tile_height + line) + gap),
+        _PAPER,
     )
     pen = _Pen(ImageDraw.Draw(canvas), text_size)
 
@@ -208,7 +210,7 @@ def _compose(
         canvas.paste(tile, (centre - tile_width // 2, top))
         if heading is not None:
             pen.write(heading, centre, top - round(text_size * 0.6))
-        pen.write(caption, centre, top + tile_height + round(text_size * 1.1))
+        pen.write(caption, centre, top + tile_height + round(text_size * 1.3))
 
     top = gap + line
     middle = top + ((len(rows) - 1) * (tile_height + line)) // 2

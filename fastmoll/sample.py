@@ -70,8 +70,8 @@ PHOTOGRAPHS = (
 def sample_folder(cache: Path | None = None) -> Path:
     """The sample data as an ImageFolder tree, made at the first call and reused afterwards.
 
-    Holds ``train/<class>/*.jpg`` and ``val/<class>/*.jpg`` with 80 and 20 crops a class of both aspect ratios. The crops
-    are the same everywhere (their compression is Pillow's). Any number of processes may call this at once.
+    Holds ``train/<class>/*.jpg`` and ``val/<class>/*.jpg`` with 80 and 20 crops a class of both aspect ratios. The
+    crops are the same everywhere (their compression is Pillow's). Any number of processes may call this at once.
 
     Args:
         cache: Folder to keep the tree in, by default ``$XDG_CACHE_HOME/fastmoll`` or ``~/.cache/fastmoll``.

@@ -1,8 +1,8 @@
 """Which of these image files stops a run, which is merely worth knowing, and why, in words.
 
-DALI's own CPU decoder decides what is *bad*, since it is what training uses; it sees one file at a time here, because in a
-pipeline one bad file fails the whole batch, often without a name. What is in the file, and Pillow, only supply the words,
-and the header-level oddities of files that decode.
+DALI's own CPU decoder decides what is *bad*, since it is what training uses. It sees one file at a time here, because
+in a pipeline one bad file fails the whole batch, often without a name. What is in the file, and Pillow, only supply the
+words, and the header-level oddities of files that decode.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Finding:
     Attributes:
         path: The file, as it was given.
         kind: ``"bad"``: training stops on it. ``"odd"``: it decodes, but not everything about it is as one expects.
-        reason: ``"what: detail"``, several of them separated by ``"; "``; what stands before a colon is the same for every
-            file with that fault.
+        reason: ``"what: detail"``, several of them separated by ``"; "``; what stands before a colon is the same for
+            every file with that fault.
     """
 
     path: str
@@ -267,6 +267,6 @@ def _header_oddities(image: Image.Image, data: bytes, name: str | None) -> list[
 
 
 def _clean(text: str) -> str:
-    """Decoder messages as one line: no colours, no repeats, and no talk about colour profiles, which nothing here uses."""
+    """Decoder messages as one line: no colours, no repeats, nothing about colour profiles, which are not used."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     return ", ".join(dict.fromkeys(line.strip() for line in lines if line.strip() and "iCCP" not in line))

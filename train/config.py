@@ -65,7 +65,7 @@ class ModelConfig:
     channels_last: bool = True
     """Keep activations and weights in channels-last memory order."""
     ema: float | None = None
-    """Decay per step of an exponential moving average of the weights, which is then what is evaluated; None: no average.
+    """Decay per step of an exponential moving average of the weights, which is then what is evaluated; None: none.
     Step n uses min(ema, (1 + n) / (10 + n)), so that a short run is not held at its first weights."""
 
 
@@ -122,8 +122,8 @@ class Config:
     """All settings of a run."""
 
     recipe: Literal["finetune", "scratch", "sample"] = "finetune"
-    """Set of defaults for everything below. Left out: finetune, or sample where DATA is left out too. The defaults shown
-    here are those of the recipe given beside --help."""
+    """Set of defaults for everything below. Left out: finetune, or sample where DATA is left out too. The defaults
+    shown here are those of the recipe given beside --help."""
     data: DataConfig = field(default_factory=DataConfig)
     mollify: MollifyConfig = field(default_factory=MollifyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -136,8 +136,8 @@ class Config:
 
 
 RECIPES: dict[str, Config] = {
-    # The paper's ImageNet recipe (section 5 and its appendix on training): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD
-    # at 0.01, cosine to 0, no warm-up. The paper leaves the batch open: 256 a process here, learning rate not scaled.
+    # The paper's ImageNet recipe (section "Results on ImageNet"): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD at 0.01,
+    # cosine to 0, no warm-up. The paper leaves the batch open: 256 a process here, learning rate not scaled.
     "finetune": Config(model=ModelConfig(weights="IMAGENET1K_V1")),
     # ResNet-50 from random weights: lr 0.1 per 256 images of a step, five epochs of warm-up, no fixed label smoothing
     # (mollification has its own). `--model.ema 0.9999` adds the average.

@@ -117,7 +117,10 @@ def launch(device: str) -> Iterator[Process]:
         yield Process(0, 1, here)
         return
     # gloo beside NCCL: objects and errors travel between the CPUs, without touching the GPUs.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", device_id=here if device == "cuda" else None)
+    if device == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=here)
+    else:
+        dist.init_process_group("gloo")
     yield Process(dist.get_rank(), dist.get_world_size(), here)
     # Only after a good end: on an error the other processes may never come to take part.
     dist.destroy_process_group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,8 @@ def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = Fal
     Args:
         model: Network from `build_model`.
         name: Its name.
-        weights: Name of weights of torchvision (``IMAGENET1K_V1``), or a file: a state dict, or a checkpoint of this trainer
-            (its average is taken where it has one).
+        weights: Name of weights of torchvision (``IMAGENET1K_V1``), or a file: a state dict, or a checkpoint of this
+            trainer (its average is taken where it has one).
         exact: Refuse a head for another number of classes. Otherwise the model keeps its own head then.
 
     Returns:
@@ -80,15 +79,45 @@ def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = Fal
                 + [f"{key} is {tuple(state[key].shape)} there and {tuple(own[key].shape)} here" for key in wrong[:5]]
             )
         )
+    there = {key.rpartition(".")[0]: len(state[key]) for key in wrong}
     for key in wrong:
         state[key] = own[key]
     model.load_state_dict(state)
     if not replaced:
         return f"weights from {source}"
-    there, here = (len(shape) for shape in (_find_head(state_shape, wrong) for state_shape in ()))  # pragma: no cover
-    return f"weights from {source}"
+    return f"weights from {source}, but a fresh head {head}: that one is for {there[head]} classes"
 
 
 def head_name(model: nn.Module) -> str:
     """Name of the layer that gives the logits: the last linear or convolutional one."""
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1]
+
+
+def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
+    known = {item.name: item for item in models.get_model_weights(name)}
+    if weights in known:
+        return known[weights].get_state_dict(progress=False, check_hash=True), f"torchvision's {name} {weights}"
+    path = Path(weights)
+    if not path.is_file():
+        offers = f"torchvision has {', '.join(known)}" if known else "torchvision has none for this model"
+        raise ValueError(f"--model.weights: {weights!r} is no file, and {offers} for {name}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch errors of many types, all of them "not a weights file"
+        raise ValueError(f"--model.weights: {path} can't be read as PyTorch weights: {error}") from error
+    source = str(path)
+    if isinstance(content, dict) and isinstance(content.get("config"), dict):
+        trained = content["config"]["model"]["name"]
+        if trained != name:
+            raise ValueError(f"--model.weights: {path} is a checkpoint of {trained}, not of {name}")
+    if isinstance(content, dict) and content.get("ema"):
+        content, source = content["ema"], f"{path} (average)"
+    elif isinstance(content, dict) and isinstance(content.get("model"), dict):
+        content = content["model"]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"--model.weights: {path} holds no state dict (names with tensors)")
+    return content, source
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

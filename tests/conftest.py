@@ -1,0 +1,44 @@
+"""What several test files share: a cache folder of their own, small image trees, and the skip of GPU tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked ``gpu`` where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the user's cache out of the tests, and the tests out of the user's cache."""
+    home = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def make_tree(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes an ImageFolder tree of small noise JPEGs of varied sizes."""
+
+    def make(samples: int, classes: int = 3, name: str = "tree", seed: int = 0) -> Path:
+        rng = np.random.default_rng(seed)
+        for i in range(samples):
+            folder = tmp_path / name / f"class{i % classes}"
+            folder.mkdir(parents=True, exist_ok=True)
+            # Blocks of 8 pixels survive JPEG, so that images stay far apart.
+            blocks = rng.integers(0, 256, (int(rng.integers(3, 6)), int(rng.integers(3, 6)), 3), np.uint8)
+            Image.fromarray(blocks.repeat(8, 0).repeat(8, 1)).save(folder / f"{i:04}.jpg", quality=95)
+        return tmp_path / name
+
+    return make

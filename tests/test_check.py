@@ -1,0 +1,181 @@
+"""`fastmoll check` over whole trees: nothing lost, nothing invented, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fastmoll.check
+from fastmoll.check import check_files, run_check
+from fastmoll.pipelines.diagnose import Finding
+
+
+def write_images(folder: Path, count: int) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(len(str(folder)))
+    pixels = rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)
+    paths = [folder / f"{number:04}.jpg" for number in range(count)]
+    for path in paths:
+        Image.fromarray(pixels).save(path)
+    return paths
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for split, count in (("train", 5), ("val", 2)):
+        for name in ("a", "b"):
+            write_images(tmp_path / split / name, count)
+    return tmp_path
+
+
+def test_findings_come_in_order_one_an_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(fastmoll.check, "_CHUNK", 4)
+    paths = write_images(tmp_path, 50)
+    paths[7].unlink()
+    for number in (0, 23, 49):
+        cut(paths[number])
+    (tmp_path / "0031.jpg").write_bytes(b"")
+    found = list(check_files(paths, 2))
+    assert len(found) == 50
+    assert {i: f.reason.split(":")[0] for i, f in enumerate(found) if f} == {
+        0: "truncated JPEG",
+        7: "missing file",
+        23: "truncated JPEG",
+        31: "empty file",
+        49: "truncated JPEG",
+    }
+    assert all(f is None or f.path == str(paths[i]) for i, f in enumerate(found))
+
+
+def test_corruption_that_only_the_decoder_mentions_is_odd_and_only_there(tmp_path, capfd):
+    paths = write_images(tmp_path, 4)
+    data = bytearray(paths[1].read_bytes())
+    data[-400:-300] = bytes(100)
+    paths[1].write_bytes(bytes(data))
+    found = list(check_files(paths, 1))
+    assert [f is None for f in found] == [True, False, True, True]
+    assert found[1] is not None and found[1].kind == "odd"
+    assert found[1].reason.startswith("corrupt but decoded: Corrupt JPEG data")
+    assert "Corrupt" not in capfd.readouterr().err
+
+
+def crash_on_four(paths: list[str]) -> list[Finding | None]:
+    """Stands in for a decoder that takes its whole process down."""
+    if any(path == "4" for path in paths):
+        os._exit(11)
+    return [Finding(path, "odd", "seen") if path == "9" else None for path in paths]
+
+
+def test_a_decoder_that_kills_its_process_costs_one_file(monkeypatch):
+    monkeypatch.setattr(fastmoll.check, "_CHUNK", 3)
+    monkeypatch.setattr(fastmoll.check, "_check_chunk", crash_on_four)
+    found = list(check_files([str(number) for number in range(12)], 2))
+    assert [(f.path, f.kind, f.reason) for f in found if f] == [
+        ("4", "bad", "crashes the decoder: its process died"),
+        ("9", "odd", "seen"),
+    ]
+    assert len(found) == 12
+
+
+def test_no_files_no_findings():
+    assert list(check_files([])) == []
+
+
+def test_a_good_tree_is_success(tree, capsys):
+    assert run_check(tree, threads=1) == 0
+    assert capsys.readouterr().out == "14 files in 2 classes: all decode\n"
+
+
+def test_bad_files_of_every_split_are_listed_and_counted(tree, capsys):
+    cut(tree / "train/b/0003.jpg")
+    cut(tree / "val/a/0001.jpg")
+    (tree / "val/b/0000.jpg").unlink()
+    (tree / "val/b/0000.jpg").symlink_to("nowhere.jpg")
+    Image.new("CMYK", (32, 24)).save(tree / "train/a/0002.jpg")
+    assert run_check(tree, threads=1) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines[:4]] == [
+        f"odd {tree.resolve()}/train/a/0002.jpg",
+        f"bad {tree.resolve()}/train/b/0003.jpg",
+        f"bad {tree.resolve()}/val/a/0001.jpg",
+        f"bad {tree.resolve()}/val/b/0000.jpg",
+    ]
+    assert [line.split(maxsplit=2) for line in lines[5:8]] == [
+        ["2", "bad", "truncated JPEG"],
+        ["1", "bad", "broken link"],
+        ["1", "odd", "CMYK colours"],
+    ]
+    assert lines[8] == "14 files in 2 classes: 3 bad, 1 odd"
+
+
+def test_a_split_can_be_chosen(tree, capsys):
+    cut(tree / "train/a/0000.jpg")
+    assert run_check(tree, split="val", threads=1) == 0
+    assert capsys.readouterr().out == "4 files in 2 classes: all decode\n"
+
+
+def test_a_tree_without_splits_is_checked_itself(tree, capsys):
+    assert run_check(tree / "train", threads=1) == 0
+    assert capsys.readouterr().out == "10 files in 2 classes: all decode\n"
+
+
+@pytest.mark.parametrize(("allow_odd", "status"), [(False, 1), (True, 0)])
+def test_odd_files_count_unless_allowed(allow_odd, status, tree, capsys):
+    Image.new("CMYK", (32, 24)).save(tree / "val/a/0000.jpg")
+    assert run_check(tree, split="val", allow_odd=allow_odd, threads=1) == status
+    assert capsys.readouterr().out.endswith("4 files in 2 classes: all decode, 1 odd\n")
+
+
+def test_a_name_that_is_no_utf8_is_listed(tree, capsys):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    (tree / "val/a" / name).write_bytes(b"")
+    assert run_check(tree, split="val", threads=1) == 1
+    assert "caf\\udce9.jpg: empty file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_threads_must_be_positive(threads):
+    with pytest.raises(ValueError, match=f"threads .* got {threads}"):
+        check_files(["x.jpg"], threads)
+
+
+def test_an_unknown_split_is_refused(tree):
+    with pytest.raises(ValueError, match="split: .* no folder 'valid'"):
+        run_check(tree, split="valid")
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        run_check(tmp_path / "nowhere", split="val")
+
+
+def test_an_interrupt_ends_it_cleanly(tmp_path):
+    source = write_images(tmp_path / "train/a", 1)[0]
+    (source.parent / "first.jpg").write_bytes(b"")
+    for number in range(20_000):
+        os.link(source, source.parent / f"more{number}.jpg")
+    command = [sys.executable, "-m", "fastmoll", "check", str(tmp_path), "--threads", "2"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert "empty file" in process.stdout.readline()  # the workers are at work
+        os.killpg(process.pid, signal.SIGINT)
+        started = time.monotonic()
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - started < 10
+    assert err.endswith("interrupted\n") and "Traceback" not in err
+    assert "all decode" not in out

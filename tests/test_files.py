@@ -1,0 +1,115 @@
+"""Listing ImageFolder trees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torchvision.datasets import ImageFolder as TorchvisionFolder
+
+from fastmoll.pipelines import files
+from fastmoll.pipelines.files import scan_folder
+
+
+def _age(tree: Path) -> None:
+    """Make a tree old enough for its list to be cached."""
+    for where, _, _ in os.walk(tree):
+        os.utime(where, (1_000_000_000, 1_000_000_000))
+
+
+def test_same_order_and_classes_as_torchvision(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(20, classes=4)
+    (tree / "class1" / "nested").mkdir()
+    (tree / "class1" / "0001.jpg").rename(tree / "class1" / "nested" / "Z.JPEG")
+    (tree / "class2" / "notes.txt").write_text("not an image")
+    ours, theirs = scan_folder(tree), TorchvisionFolder(str(tree))
+    assert ours.classes == theirs.classes
+    assert [ours.path(i) for i in range(len(ours))] == [path for path, _ in theirs.samples]
+    assert ours.targets.tolist() == theirs.targets
+    assert ours.targets.dtype == np.int64
+
+
+def test_split_folder_is_used_where_it_exists_else_the_root(make_tree: Callable[..., Path], tmp_path: Path) -> None:
+    make_tree(4, name="data/train")
+    make_tree(6, name="data/val")
+    flat = make_tree(8, name="flat")
+    assert [len(scan_folder(tmp_path / "data", split)) for split in ("train", "val")] == [4, 6]
+    assert len(scan_folder(flat, "val")) == 8
+
+
+def test_a_split_that_is_missing_beside_others_is_an_error(make_tree: Callable[..., Path], tmp_path: Path) -> None:
+    make_tree(4, name="data/train")
+    with pytest.raises(ValueError, match=r"data has no 'val' folder, only 'train'"):
+        scan_folder(tmp_path / "data", "val")
+
+
+def test_missing_empty_and_classless_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        scan_folder(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is not a folder"):
+        scan_folder(tmp_path / "file")
+    with pytest.raises(ValueError, match="has no class folders"):
+        scan_folder(tmp_path)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match="1 class folders but no image"):
+        scan_folder(tmp_path)
+
+
+def test_a_class_without_images_is_named(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(4)
+    (tree / "hollow").mkdir()
+    with pytest.raises(ValueError, match="without an image: 'hollow'"):
+        scan_folder(tree)
+
+
+def test_dot_folders_are_no_classes(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(4)
+    (tree / ".ipynb_checkpoints").mkdir()
+    assert scan_folder(tree).classes == ["class0", "class1", "class2"]
+
+
+def test_a_line_break_in_a_name_is_an_error(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(4)
+    next(tree.rglob("*.jpg")).rename(tree / "class0" / "a\nb.jpg")
+    with pytest.raises(ValueError, match=r"a\\nb.jpg"):
+        scan_folder(tree)
+
+
+def test_the_list_is_cached_and_made_again_when_a_folder_changes(
+    make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = make_tree(9)
+    _age(tree)
+    first = scan_folder(tree)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_walk", None)  # a second walk would fail
+        again = scan_folder(tree)
+    assert (again.paths, again.classes, again.fingerprint) == (first.paths, first.classes, first.fingerprint)
+    assert np.array_equal(again.targets, first.targets)
+    (tree / "class1" / "0001.jpg").unlink()
+    assert len(scan_folder(tree)) == 8
+
+
+def test_a_damaged_cache_is_ignored(make_tree: Callable[..., Path], cache_home: Path) -> None:
+    tree = make_tree(9)
+    _age(tree)
+    scan_folder(tree)
+    (store,) = (cache_home / "fastmoll" / "lists").iterdir()
+    store.write_text("{")
+    assert len(scan_folder(tree)) == 9
+
+
+def test_a_folder_that_changed_just_now_is_not_cached(make_tree: Callable[..., Path], cache_home: Path) -> None:
+    scan_folder(make_tree(3))
+    assert not (cache_home / "fastmoll").exists()
+
+
+def test_fingerprint_sees_names_and_classes(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(6)
+    before = scan_folder(tree).fingerprint
+    (tree / "class0" / "0000.jpg").rename(tree / "class1" / "0000.jpg")
+    assert scan_folder(tree).fingerprint != before

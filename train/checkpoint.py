@@ -1,0 +1,80 @@
+"""Checkpoints: written so that a kill leaves the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastmoll.train.config import difference
+
+FORMAT = 1
+
+
+def save(content: object, path: Path) -> None:
+    """``torch.save`` to a file beside ``path``, flushed to the disk and then renamed to it."""
+    temporary = path.with_name(f".{path.name}.part")
+    with open(temporary, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    # The new name is on the disk only once the folder is.
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: int) -> dict[str, Any]:
+    """Read a checkpoint of a run with these settings, classes and processes.
+
+    Args:
+        path: File that `save` wrote.
+        config: ``Config.plain()`` of this run.
+        classes: Class names of this run's data.
+        world_size: Number of processes of this run.
+
+    Returns:
+        The content, on the CPU.
+
+    Raises:
+        ValueError: unreadable file, or a checkpoint of another run; the message names what differs.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch errors of many types, all of them "not a checkpoint"
+        raise ValueError(f"{path} can't be read as a checkpoint: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
+    if content["config"]["model"]["name"] != config["model"]["name"]:
+        raise ValueError(f"{path} is of model {content['config']['model']['name']}, not of {config['model']['name']}")
+    if content["classes"] != classes:
+        theirs, ours = content["classes"], classes
+        other = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
+        raise ValueError(
+            f"{path} is of another data set: {len(theirs)} classes there and {len(ours)} here"
+            + (f", the first difference is {other[0]!r} against {other[1]!r}" if other else "")
+        )
+    if content["world_size"] != world_size:
+        raise ValueError(f"{path} is of {content['world_size']} processes, this run has {world_size}")
+    changed = difference(content["config"], config)
+    if changed:
+        raise ValueError(f"{path} is of a run with other settings: {changed}")
+    return content
+
+
+def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """State of this process's random generators, those of dropout and the like."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Put back what `rng_state` gave."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,200 @@
+"""One training step and one evaluation."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+import fastmoll
+from fastmoll.train.config import Config, OptimConfig
+from fastmoll.train.distributed import Process
+from fastmoll.train.logs import Meter
+
+
+def learning_rate(step: int, steps_per_epoch: int, optim: OptimConfig, images_per_step: int) -> float:
+    """Learning rate of a step: linear warm-up, then a cosine to 0.
+
+    Args:
+        step: Number of the step, from 0.
+        steps_per_epoch: Steps of an epoch.
+        optim: Settings.
+        images_per_step: Images of a step over all processes, for ``optim.lr_batch``.
+    """
+    peak = optim.lr * (images_per_step / optim.lr_batch if optim.lr_batch else 1)
+    warmup, total = round(optim.warmup_epochs * steps_per_epoch), optim.epochs * steps_per_epoch
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+
+
+class Learner:
+    """The network, its optimiser and its average: all that a step changes.
+
+    Attributes:
+        model: The bare network.
+        ema: Its moving average, or None.
+        step: Steps done.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, process: Process, batches_per_epoch: int) -> None:
+        """Wrap ``model`` (equal on all processes, on ``process.device``) for training."""
+        self.model = model
+        self.ema = copy.deepcopy(model).requires_grad_(False) if config.model.ema else None
+        pairs = list(zip(self.ema.state_dict().values(), model.state_dict().values(), strict=True)) if self.ema else []
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._averaged = [old for old, _ in floating], [new for _, new in floating]
+        self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self.step = 0
+        self.steps_per_epoch = math.ceil(batches_per_epoch / config.optim.accumulate)
+        self._batches_per_epoch = batches_per_epoch
+        self._config = config
+        self._process = process
+        self._ddp = None
+        if process.world_size > 1:
+            on_gpu = process.device.type == "cuda"
+            self._ddp = DistributedDataParallel(
+                model,
+                device_ids=[process.device] if on_gpu else None,
+                # Statistics of rank 0 are those that count: `evaluate` hands them out, so no step has to.
+                broadcast_buffers=False,
+                # Otherwise DDP regroups its buckets after the first step, and sums over more than two processes change
+                # their order: a resumed run would begin with the first grouping again and differ in the last bits.
+                find_unused_parameters=not on_gpu,
+            )
+        self._forward: nn.Module = self._ddp or model
+        if config.model.compile:
+            # Around DDP, not inside: so that the gradients' exchange overlaps with the compiled backward pass.
+            self._forward = torch.compile(self._forward)  # type: ignore[assignment]
+        self._optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=config.optim.lr,
+            momentum=config.optim.momentum,
+            nesterov=config.optim.nesterov,
+            weight_decay=config.optim.weight_decay,
+            fused=process.device.type == "cuda",
+        )
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network to evaluate: the average where there is one."""
+        return self.ema or self.model
+
+    @property
+    def images_per_step(self) -> int:
+        """Images of a full step, over all processes."""
+        return self._config.data.batch_size * self._config.optim.accumulate * self._process.world_size
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return learning_rate(self.step, self.steps_per_epoch, self._config.optim, self.images_per_step)
+
+    def batches_left(self) -> int:
+        """Batches of the running epoch that are still to come."""
+        return self._batches_per_epoch - self.step % self.steps_per_epoch * self._config.optim.accumulate
+
+    def train_step(self, meter: Meter) -> None:
+        """Take one step on the next batches of ``meter``; reads nothing back from the device."""
+        group = min(self._config.optim.accumulate, self.batches_left())
+        for number in range(group):
+            images, targets = meter.next_batch()
+            if self._config.model.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            with self._exchange(last=number == group - 1):
+                with autocast(self._process.device, self._config.run.amp):
+                    logits = self._forward(images)
+                loss = fastmoll.soft_cross_entropy(logits, targets)
+                torch.autograd.backward(loss / group)
+            meter.add(loss.detach(), len(images))
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self.lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._average()
+        meter.end_step()
+
+    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self._ddp is None or last else self._ddp.no_sync()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        if self._config.model.ema is None:
+            return
+        decay = min(self._config.model.ema, (1 + self.step) / (10 + self.step))
+        averaged, current = self._averaged
+        # AveragedModel itself would ask the device each time how many steps it has seen; only its arithmetic is wanted.
+        get_ema_multi_avg_fn(decay)(averaged, current, self.step)  # type: ignore[no-untyped-call]
+        for old, new in self._counters:
+            old.copy_(new)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Network, average, optimiser and step, the same on all processes but for rank 0's statistics."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "ema": self.ema.state_dict() if self.ema else None,
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+def autocast(device: torch.device, amp: str) -> torch.autocast:
+    """The mixed precision that ``amp`` (auto, bf16 or off) means on ``device``."""
+    return torch.autocast(
+        device.type, dtype=torch.bfloat16, enabled=amp == "bf16" or (amp == "auto" and device.type == "cuda")
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Iterable[tuple[Tensor, ...]], process: Process, config: Config, expected: int
+) -> dict[str, float]:
+    """Error, NLL and ECE of ``model`` over a whole set and all processes.
+
+    The bare network runs with the BatchNorm statistics of rank 0, so that the figures are those of its checkpoint, for
+    any number of processes. They exchange nothing until the sums at the end, so their batches may differ in number.
+
+    Args:
+        model: The network; left in training mode or not, as it came.
+        batches: This process's share of the set: images and int64 classes.
+        process: This process.
+        config: Settings: memory format and mixed precision.
+        expected: Images of the whole set.
+
+    Returns:
+        ``error``, ``nll``, ``ece`` and ``count``.
+
+    Raises:
+        RuntimeError: another number of images came than ``expected``.
+    """
+    was_training = model.training
+    model.eval()
+    process.copy_from_main(model, parameters=False)
+    metrics = fastmoll.ClassificationMetrics().to(process.device)
+    for images, labels in batches:
+        if config.model.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with autocast(process.device, config.run.amp):
+            logits = model(images)
+        metrics.update(logits, labels)
+    model.train(was_training)
+    results = {name: float(value) for name, value in metrics.compute().items()}
+    if results["count"] != expected:
+        raise RuntimeError(f"evaluated {results['count']:.0f} images of {expected}")
+    return results
