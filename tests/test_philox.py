@@ -1,4 +1,4 @@
-"""The random generator: published vectors, an independent implementation, the counter's layout, the two distributions."""
+"""The random generator: published vectors, an independent implementation, the layout of the counter, distributions."""
 
 import random
 

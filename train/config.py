@@ -136,8 +136,8 @@ class Config:
 
 
 RECIPES: dict[str, Config] = {
-    # The paper's ImageNet recipe (section "Results on ImageNet"): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD at 0.01,
-    # cosine to 0, no warm-up. The paper leaves the batch open: 256 a process here, learning rate not scaled.
+    # The paper's ImageNet recipe (section "Results on ImageNet"): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD at
+    # 0.01, cosine to 0, no warm-up. It leaves the batch open: 256 a process here, learning rate not scaled.
     "finetune": Config(model=ModelConfig(weights="IMAGENET1K_V1")),
     # ResNet-50 from random weights: lr 0.1 per 256 images of a step, five epochs of warm-up, no fixed label smoothing
     # (mollification has its own). `--model.ema 0.9999` adds the average.

@@ -65,8 +65,8 @@ class Process:
         exchange nothing with other processes.
 
         Raises:
-            Stop: with the message of a ValueError, ImportError, OSError or BadImageError on the lowest rank that has one,
-                without one on the others.
+            Stop: an error on some process. On the lowest such rank a ValueError, ImportError, OSError or BadImageError
+                gives the message (another error is raised as it is); the other ranks have none.
         """
         error: Exception | None = None
         try:

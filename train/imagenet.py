@@ -243,7 +243,7 @@ def train_epoch(
     done = learner.step - epoch * learner.steps_per_epoch
     batches.set_epoch(epoch)
     meter.begin(batches)
-    with bar((), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress:
+    with bar(range(0), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress:
         while learner.step < end:
             lr = learner.lr
             learner.train_step(meter)

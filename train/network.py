@@ -79,24 +79,26 @@ def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = Fal
                 + [f"{key} is {tuple(state[key].shape)} there and {tuple(own[key].shape)} here" for key in wrong[:5]]
             )
         )
-    there = {key.rpartition(".")[0]: len(state[key]) for key in wrong}
+    trained_for = {key.rpartition(".")[0]: len(state[key]) for key in wrong}
     for key in wrong:
         state[key] = own[key]
     model.load_state_dict(state)
     if not replaced:
         return f"weights from {source}"
-    return f"weights from {source}, but a fresh head {head}: that one is for {there[head]} classes"
+    return f"weights from {source}, but a fresh head {head}: that one is for {trained_for[head]} classes"
 
 
 def head_name(model: nn.Module) -> str:
     """Name of the layer that gives the logits: the last linear or convolutional one."""
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1]
+    names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    return names[-1]
 
 
 def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
     known = {item.name: item for item in models.get_model_weights(name)}
     if weights in known:
-        return known[weights].get_state_dict(progress=False, check_hash=True), f"torchvision's {name} {weights}"
+        downloaded: dict[str, Tensor] = known[weights].get_state_dict(progress=False, check_hash=True)
+        return downloaded, f"torchvision's {name} {weights}"
     path = Path(weights)
     if not path.is_file():
         offers = f"torchvision has {', '.join(known)}" if known else "torchvision has none for this model"

@@ -1,0 +1,28 @@
+"""Benchmarks: ``python bench/run.py loader DATA``. Results go to ``bench/results/`` as JSON, and a table is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import tyro
+from harness import environment, table
+from loader import bench_loader
+
+BENCHMARKS = {"loader": bench_loader}
+
+
+def main() -> None:
+    """Run one benchmark of the registry, print its table, keep its numbers."""
+    result: dict[str, Any] = tyro.extras.subcommand_cli_from_dict(BENCHMARKS, description=__doc__)
+    result["environment"] = environment(result["settings"]["device"])
+    name = f"{result['benchmark']}-{result['environment']['processor']}.json".replace(" ", "_").replace("/", "-")
+    file = Path(__file__).parent / "results" / name
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    sys.stdout.write(f"{table(result['rows'])}\nwritten to {file}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Soft cross-entropy against a float64 log-softmax, forwards and backwards."""
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+
+from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
+
+
+def example(batch=6, classes=11, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    logits = 5 * torch.randn(batch, classes, generator=generator, dtype=torch.float64)
+    target = torch.rand(batch, classes, generator=generator, dtype=torch.float64)
+    return logits.to(dtype), target / target.sum(1, keepdim=True)
+
+
+def by_scipy(logits, target):
+    return -(target.numpy() * scipy.special.log_softmax(logits.double().numpy(), axis=1)).sum(1)
+
+
+def test_it_is_the_formula():
+    logits, target = example()
+    rows = by_scipy(logits, target)
+    np.testing.assert_allclose(soft_cross_entropy(logits, target, reduction="none").numpy(), rows, rtol=1e-13)
+    assert soft_cross_entropy(logits, target, reduction="sum").item() == pytest.approx(rows.sum(), rel=1e-13)
+    assert soft_cross_entropy(logits, target).item() == pytest.approx(rows.mean(), rel=1e-13)
+
+
+def test_classes_are_one_hot_targets():
+    logits, _ = example()
+    labels = torch.tensor([0, 10, 3, 3, 7, 1])
+    dense = torch.nn.functional.one_hot(labels, 11).double()
+    for reduction in ("mean", "sum", "none"):
+        torch.testing.assert_close(
+            soft_cross_entropy(logits, labels, reduction=reduction),
+            soft_cross_entropy(logits, dense, reduction=reduction),
+        )
+
+
+def test_the_gradient_is_softmax_times_mass_minus_target():
+    logits, target = example()
+    target = target * torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0, 0.1], dtype=torch.float64).unsqueeze(1)
+    logits.requires_grad_()
+    soft_cross_entropy(logits, target, reduction="sum").backward()
+    expected = torch.softmax(logits.detach(), 1) * target.sum(1, keepdim=True) - target
+    torch.testing.assert_close(logits.grad, expected, atol=1e-13, rtol=0)
+
+
+def test_tempered_targets_scale_the_loss():
+    logits, target = example()
+    torch.testing.assert_close(
+        soft_cross_entropy(logits, 0.3 * target, reduction="none"),
+        0.3 * soft_cross_entropy(logits, target, reduction="none"),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_summed_in_float32(dtype):
+    logits, target = example(16, 1000, dtype)
+    result = soft_cross_entropy(logits, target.float(), reduction="none")
+    assert result.dtype == torch.float32
+    np.testing.assert_allclose(result.numpy(), by_scipy(logits, target.float().double()), rtol=1e-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(soft_cross_entropy(logits, target.float(), reduction="none"), result)
+
+
+def test_half_precision_logits_get_half_precision_gradients():
+    logits, target = example(dtype=torch.bfloat16)
+    soft_cross_entropy(logits.requires_grad_(), target.float()).backward()
+    assert logits.grad.dtype == torch.bfloat16
+
+
+def test_large_logits_do_not_overflow():
+    logits = torch.tensor([[1e4, 0.0, -1e4]])
+    assert soft_cross_entropy(logits, torch.tensor([0])).item() == 0.0
+    assert soft_cross_entropy(logits, torch.tensor([[0.0, 0.5, 0.5]])).item() == pytest.approx(1.5e4)
+
+
+def test_an_empty_batch_has_no_losses():
+    logits = torch.empty(0, 5)
+    assert soft_cross_entropy(logits, torch.empty(0, 5), reduction="none").shape == (0,)
+    assert soft_cross_entropy(logits, torch.empty(0, dtype=torch.int64), reduction="sum").item() == 0.0
+
+
+L = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "reduction", "message"),
+    [
+        (L, torch.zeros(2, 4), "mean", r"target must have shape \(2, 3\), got \(2, 4\)"),
+        (L, torch.zeros(1, 3), "mean", r"target must have shape \(2, 3\), got \(1, 3\)"),
+        (L, torch.tensor([0]), "mean", r"target must have shape \(2\), got \(1,\)"),
+        (L, torch.tensor([0, 3]), "mean", r"target must lie in \[0, 3\), got 3 at position 1"),
+        (L, torch.tensor([0, -100]), "mean", "target must lie .* got -100 at position 1"),
+        (L, torch.tensor([0.0, 1.0]), "mean", "target must be one of torch.int64, got torch.float32"),
+        (L, torch.zeros(2, 3, dtype=torch.int64), "mean", "target .* got torch.int64"),
+        (L, torch.tensor([[1.0, 0.0, 0.0], [0.0, -0.1, 0.0]]), "mean", r"target .* at position \(1, 1\)"),
+        (L, torch.full((2, 3), float("nan")), "mean", "target .* got nan"),
+        (L[0], torch.tensor([0]), "mean", r"logits must have shape \(any, any\), got \(3,\)"),
+        (L.long(), torch.tensor([0, 1]), "mean", "logits .* got torch.int64"),
+        (L, torch.tensor([0, 1]), "median", "reduction must be one of 'mean', 'sum', 'none', got 'median'"),
+        (L, [0, 1], "mean", "target must be a torch.Tensor, got list"),
+    ],
+)
+def test_bad_arguments_are_named(logits, target, reduction, message):
+    with pytest.raises(ValueError, match=message):
+        soft_cross_entropy(logits, target, reduction=reduction)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_loss_of_the_cpu_without_waiting():
+    logits, target = example(64, 1000, torch.bfloat16)
+    target = target.float()
+    gpu, target_gpu = logits.cuda(), target.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = soft_cross_entropy(gpu, target_gpu, reduction="none")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(result.cpu(), soft_cross_entropy(logits, target, reduction="none"), atol=0, rtol=1e-5)
