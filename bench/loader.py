@@ -18,8 +18,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastmoll import ImageNetLoader
+from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.files import split_folder
-from fastmoll.pipelines.imagenet import MEAN, STD
 
 
 @dataclass(frozen=True)

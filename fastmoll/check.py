@@ -19,16 +19,16 @@ from typing import IO
 from tqdm import tqdm
 
 from fastmoll.pipelines.diagnose import Finding, diagnose
-from fastmoll.pipelines.files import scan_folder
-
-SPLITS = ("train", "val", "validation", "test")
+from fastmoll.pipelines.files import SPLITS, scan_folder
 
 _CHUNK = 32  # files a task: enough to hide the cost of sending it, few enough to stop at once
 _TASKS_PER_WORKER = 4
 _CRASHED = "crashes the decoder: its process died"
 
 
-def check_files(paths: Sequence[str | os.PathLike[str]], threads: int | None = None) -> Generator[Finding | None, None, None]:
+def check_files(
+    paths: Sequence[str | os.PathLike[str]], threads: int | None = None
+) -> Generator[Finding | None, None, None]:
     """Decode files in parallel, each as training would on the CPU.
 
     Every worker is a process of its own: DALI's eager mode holds Python's lock for half a millisecond a file, warnings
@@ -108,6 +108,8 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nothing is decoded on a GPU, and a CUDA context per worker would fill one.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # DALI loads torch where it can, for tensors nobody makes here: 480 MB and half of a worker's start.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     _messages = tempfile.TemporaryFile(buffering=0)  # open as long as the worker lives
     os.dup2(_messages.fileno(), 2)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.files import scan_folder
 
 _STATE_VERSION = 1
@@ -137,8 +138,8 @@ class ImageNetLoader:
             size=size,
             resize=resize,
             augment=augment,
-            mean=_triple("mean", mean, imagenet.MEAN),
-            std=_triple("std", std, imagenet.STD),
+            mean=_triple("mean", mean, MEAN),
+            std=_triple("std", std, STD),
             adjust_orientation=adjust_orientation,
             rank=rank,
             world_size=world_size,

@@ -11,6 +11,7 @@ from scipy.special import betainccinv, betaincinv
 from torch import Tensor, nn
 
 from fastmoll.kernels.checks import (
+    INTEGER,
     check_choice,
     check_images,
     check_integer,
@@ -21,7 +22,7 @@ from fastmoll.kernels.checks import (
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, LOGIT_LIMIT, NOISE, PURE_NOISE, check_beta, draw, role_thresholds
 from fastmoll.kernels.heat_blur import check_scales, heat_blur
-from fastmoll.kernels.philox import check_key
+from fastmoll.kernels.philox import EPOCH_BITS, check_key
 from fastmoll.kernels.soft_labels import KINDS, label_decay, soft_labels
 
 _COUNTER_BITS = 32
@@ -70,8 +71,10 @@ class Mollify(nn.Module):
     gets the same role, temperature and noise in every batch, process and resumed run, and new ones each ``epoch``.
     Without it, images are numbered in the order in which this module sees them: numbering each batch ``0 ... B-1``
     would give every batch of an epoch the same draws. The process rank goes into the upper 16 bits of such a number, so
-    processes differ; the count is part of ``state_dict()`` (the same on all ranks), so a resumed run goes on with new
-    draws. Every epoch starts fresh without ``epoch``.
+    processes differ; the count is part of ``state_dict()`` (without the rank: one state serves all), so a resumed run
+    goes on with new draws. ``epoch`` is not needed then.
+
+    ``train()`` and ``eval()`` make no difference: whoever calls it wants mollified images.
 
     On a GPU nothing waits for the device as long as ``index`` is None or on the CPU: roles are drawn on the host. An
     ``index`` on the GPU costs one synchronisation.
@@ -161,33 +164,31 @@ class Mollify(nn.Module):
         batch = len(images)
         # Where they are, before they move: on the CPU the check can name the bad label.
         check_labels(labels, self.num_classes, batch, None)
-        check_key(self.seed, epoch, torch.empty(batch, dtype=torch.int64) if index is None else index, batch)
+        check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
         if index is None:
             index = self._number(batch)
+        check_tensor("index", index, (batch,), INTEGER, None)
         images = images.as_subclass(Tensor)
 
-        # The draws come from the host, so that the host knows which images have which role without asking the device.
-        role, t = (each.cpu() for each in self.draw(index, epoch))
+        labels = labels.as_subclass(Tensor).to(images.device, non_blocking=True)
+
+        # The draws are made on the host, which then knows which images have which role without asking the device.
+        index = index.cpu()
+        role, t = self.draw(index, epoch)
         gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur)
-        targets = soft_labels(
-            labels.as_subclass(Tensor).to(images.device, non_blocking=True),
-            gamma.to(images.device, non_blocking=True),
-            self.num_classes,
-            kind=self.kind,
-        )
+        targets = soft_labels(labels, gamma.to(images.device, non_blocking=True), self.num_classes, kind=self.kind)
 
         out = images.clone()
-        noised = ((role == NOISE) | (role == PURE_NOISE)).nonzero().squeeze(1)
-        blurred = (role == BLUR).nonzero().squeeze(1)
-        ids = index.cpu()
-        if len(noised):
-            place = noised.to(images.device, non_blocking=True)
-            heat = t[noised].to(images.device, non_blocking=True)
-            out[place] = cosine_noise(images[place], heat, seed=self.seed, epoch=epoch, index=ids[noised])
-        if len(blurred):
-            place = blurred.to(images.device, non_blocking=True)
-            heat = t[blurred].to(images.device, non_blocking=True)
-            out[place] = heat_blur(images[place], heat, sigma_min=self.sigma_min, sigma_max=self.sigma_max)
+        for roles in ((NOISE, PURE_NOISE), (BLUR,)):
+            chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
+            if not len(chosen):
+                continue
+            place = chosen.to(images.device, non_blocking=True)
+            level = t[chosen].to(images.device, non_blocking=True)
+            if BLUR in roles:
+                out[place] = heat_blur(images[place], level, sigma_min=self.sigma_min, sigma_max=self.sigma_max)
+            else:
+                out[place] = cosine_noise(images[place], level, seed=self.seed, epoch=epoch, index=index[chosen])
         return out, targets
 
     def _number(self, batch: int) -> Tensor:

@@ -14,13 +14,11 @@ from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, NOISE
 from fastmoll.kernels.heat_blur import blur_scale, heat_blur
 from fastmoll.kernels.soft_labels import label_decay
+from fastmoll.pipelines import MEAN, STD
 
 TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
-# ImageNet's; also in the pipelines, but those load DALI, which a picture does not need.
-_MEAN = (0.485, 0.456, 0.406)
-_STD = (0.229, 0.224, 0.225)
 _QUALITY = 85
 _INK, _PAPER = "#1f2328", "#ffffff"
 
@@ -134,11 +132,11 @@ def draw_preview(
 def _standardise(image: Image.Image) -> Tensor:
     pixels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
     pixels = pixels.view(1, image.height, image.width, 3).permute(0, 3, 1, 2)
-    return (pixels.float() / 255 - torch.tensor(_MEAN).view(3, 1, 1)) / torch.tensor(_STD).view(3, 1, 1)
+    return (pixels.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
 def _show(x: Tensor) -> Image.Image:
-    pixels = x * torch.tensor(_STD).view(3, 1, 1) + torch.tensor(_MEAN).view(3, 1, 1)
+    pixels = x * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
     return Image.fromarray((pixels * 255).round().clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy())
 
 

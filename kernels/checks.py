@@ -46,7 +46,7 @@ def check_number(name: str, value: Any, *, above: float | None = None, at_least:
     wanted = "a finite number"
     wanted += f" above {above}" if above is not None else ""
     wanted += f" of at least {at_least}" if at_least is not None else ""
-    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
     low = (above is None or number > above) and (at_least is None or number >= at_least)
     if not (math.isfinite(number) and low):
         raise ValueError(f"{name} must be {wanted}, got {value!r}")

@@ -10,10 +10,8 @@ from torch import Tensor
 from fastmoll.kernels import philox
 from fastmoll.kernels.checks import check_images, check_temperature
 
-# Generator blocks at a time. On a CPU the ten rounds run out of the second-level cache (256 KiB a word); on a GPU
-# launches cost more than traffic, and the limit only bounds the scratch memory (32 MiB a word).
-_BLOCKS_CPU = 2**15
-_BLOCKS_GPU = 2**22
+# Generator blocks at a time, to bound the scratch memory: 32 bytes of words and as much again for the normals a block.
+_BLOCKS = 2**20
 
 
 def cosine_noise(x: Tensor, t: Tensor, *, seed: int = 0, epoch: int = 0, index: Tensor | None = None) -> Tensor:
@@ -52,12 +50,19 @@ def cosine_noise(x: Tensor, t: Tensor, *, seed: int = 0, epoch: int = 0, index: 
         sigma = torch.sin(quarter).view(-1, 1, 1, 1)
         # The cosine as the sine of the complement: exactly 0 at t = 1, and accurate in relative terms near it.
         alpha = torch.sin((1.0 - t.to(dtype)) * (math.pi / 2)).view(-1, 1, 1, 1)
-        values = channels * height * width
-        blocks = -(-values // 4)
-        step = max(1, (_BLOCKS_CPU if x.device.type == "cpu" else _BLOCKS_GPU) // blocks)
-        for start in range(0, batch, step):
-            part = slice(start, start + step)
-            words = philox.sample_words(index[part], epoch, seed=seed, purpose=philox.NOISE, blocks=blocks)
-            noise = philox.normal(words, dtype)[:, :values].reshape(-1, height, width, channels).permute(0, 3, 1, 2)
-            out[part] = torch.addcmul(noise * sigma[part], x[part].to(dtype), alpha[part])
+        noise = _noise(index, epoch, seed, channels * height * width, dtype)
+        noise = noise.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+        out.copy_(noise.mul_(sigma).addcmul_(x.to(dtype), alpha))
     return out
+
+
+def _noise(index: Tensor, epoch: int, seed: int, values: int, dtype: torch.dtype) -> Tensor:
+    """The first ``values`` normals of each sample's ``NOISE`` stream, ``(B, values)``."""
+    blocks = -(-values // 4)
+    noise = torch.empty(len(index), values, dtype=dtype, device=index.device)
+    step = max(1, _BLOCKS // blocks)
+    for start in range(0, len(index), step):
+        rows = slice(start, start + step)
+        words = philox.sample_words(index[rows], epoch, seed=seed, purpose=philox.NOISE, blocks=blocks)
+        noise[rows] = philox.normal(words, dtype)[:, :values]
+    return noise

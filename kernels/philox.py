@@ -38,6 +38,11 @@ _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _MASK: Final = 0xFFFFFFFF
 
+# On a CPU, the blocks to work on at a time: the ten rounds, a hundred short operations, then stay in the cache, and
+# torch runs operations on fewer than 2^15 elements in one thread. Split over threads, and joined again each time, they
+# took ten times longer whenever other processes (a loader's workers, say) wanted the same cores.
+_PORTION = 2**15 - 1
+
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -89,7 +94,7 @@ def sample_words(index: Tensor, epoch: int, *, seed: int, purpose: int, blocks: 
     """The first ``4 * blocks`` random words of each sample's stream.
 
     Args:
-        index: sample ids, int64 ``(B,)``, checked by :func:`check_key` like ``seed`` and ``epoch``.
+        index: sample ids, integer ``(B,)``, checked by :func:`check_key` like ``seed`` and ``epoch``.
         epoch: epoch number.
         seed: the run's seed.
         purpose: which stream of the sample: ``DRAW`` or ``NOISE``.
@@ -100,13 +105,21 @@ def sample_words(index: Tensor, epoch: int, *, seed: int, purpose: int, blocks: 
         Four int64 tensors ``(B, blocks)`` on index's device; entry ``[b, i]`` of tensor ``j`` is word ``4 * i + j``.
     """
     ids = index.long().unsqueeze(1)
-    counter = (
-        torch.arange(blocks, device=index.device).unsqueeze(0),
-        ids & _MASK,
-        torch.full_like(ids, epoch | purpose << EPOCH_BITS),
-        ids >> 32 | draw << 16,
-    )
-    w0, w1, w2, w3 = philox4x32(counter, (seed & _MASK, seed >> 32))
+    low, high = ids & _MASK, ids >> 32 | draw << 16
+    middle = torch.full_like(ids, epoch | purpose << EPOCH_BITS)
+    place = torch.arange(blocks, device=index.device).unsqueeze(0)
+    key = (seed & _MASK, seed >> 32)
+    if index.device.type != "cpu":
+        return philox4x32((place, low, middle, high), key)
+    w0, w1, w2, w3 = torch.empty(4, len(index), blocks, dtype=torch.int64)
+    step = max(1, _PORTION // max(1, blocks))
+    for start in range(0, len(index), step):
+        rows = slice(start, start + step)
+        for first in range(0, blocks, _PORTION):
+            columns = slice(first, first + _PORTION)
+            portion = philox4x32((place[:, columns], low[rows], middle[rows], high[rows]), key)
+            for words, part in zip((w0, w1, w2, w3), portion, strict=True):
+                words[rows, columns] = part
     return w0, w1, w2, w3
 
 
@@ -134,10 +147,9 @@ def normal(words: Words, dtype: torch.dtype) -> Tensor:
     Returns:
         ``(B, 4 * n)``: the normals in the order of their words.
     """
-    out = torch.empty(*words[0].shape, 4, dtype=dtype, device=words[0].device)
-    for pair in (0, 2):
-        radius = uniform(words[pair]).to(dtype).log_().mul_(-2.0).sqrt_()
-        angle = words[pair + 1].to(torch.float32).mul_(2.0**-32).to(dtype).mul_(2.0 * math.pi)
-        torch.mul(radius, angle.cos(), out=out[..., pair])
-        torch.mul(radius, angle.sin(), out=out[..., pair + 1])
-    return out.flatten(1)
+    normals = []
+    for first, second in (words[:2], words[2:]):
+        radius = uniform(first).to(dtype).log_().mul_(-2.0).sqrt_()
+        angle = second.to(torch.float32).mul_(2.0**-32).to(dtype).mul_(2.0 * math.pi)
+        normals += [radius * angle.cos(), radius * angle.sin()]
+    return torch.stack(normals, dim=2).flatten(1)

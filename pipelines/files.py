@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-_SPLITS = ("train", "val", "validation", "test")
+SPLITS = ("train", "val", "validation", "test")
 _CACHE_VERSION = 1
 # A folder that changed this recently may change again without its time stamp moving (clock ticks are coarse).
 _SETTLED_NS = 2_000_000_000
@@ -70,7 +70,7 @@ def split_folder(root: str | os.PathLike[str], split: str) -> Path:
         raise ValueError(f"data folder {folder} is not a folder")
     if (folder / split).is_dir():
         return folder / split
-    others = [name for name in _SPLITS if (folder / name).is_dir()]
+    others = [name for name in SPLITS if (folder / name).is_dir()]
     if others:
         # Taking `root` itself here would train on classes called "train" and "val".
         raise ValueError(f"data folder {folder} has no {split!r} folder, only {', '.join(map(repr, others))}")

@@ -19,8 +19,6 @@ from nvidia.dali.auto_aug import auto_augment, rand_augment, trivial_augment
 
 from fastmoll.pipelines.files import ImageFolder
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
 READER = "reader"
 
 

@@ -79,12 +79,14 @@ def test_the_same_id_gets_the_same_noise_in_any_batch_order_and_memory_format():
         assert torch.equal(cosine_noise(x[one], t[one], seed=1, epoch=2, index=index[one]), together[one])
 
 
-def test_batches_past_the_scratch_limit_are_the_same_as_their_parts():
-    # 128 images of 64 by 64 need 3,072 blocks each: more than one portion, and a last one that is not full.
-    x, t = torch.zeros(25, 3, 64, 64), torch.ones(25)
+def test_work_done_in_portions_is_the_whole(monkeypatch):
+    x, t = torch.zeros(11, 3, 9, 7), torch.ones(11)
     together = cosine_noise(x, t)
-    for image in (0, 9, 10, 19, 20, 24):
-        assert torch.equal(cosine_noise(x[:1], t[:1], index=torch.tensor([image]))[0], together[image])
+    # 48 blocks an image: pieces of an image, exactly one image, three images with two left over.
+    for limit in (1, 7, 48, 150):
+        monkeypatch.setattr("fastmoll.kernels.cosine_noise._BLOCKS", limit)
+        monkeypatch.setattr("fastmoll.kernels.philox._PORTION", limit)
+        assert torch.equal(cosine_noise(x, t), together)
 
 
 def test_ids_default_to_the_place_in_the_batch():

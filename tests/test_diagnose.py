@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -148,10 +151,12 @@ def test_what_cannot_be_opened_is_bad_and_never_waited_for(tmp_path):
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_bad(tmp_path, jpeg):
+def test_a_file_without_permission_is_bad(tmp_path, jpeg, monkeypatch):
+    def refuse(*_: object) -> None:  # the mode bits alone would not stop root
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("fastmoll.pipelines.diagnose.open", refuse, raising=False)
     (tmp_path / "x.jpg").write_bytes(jpeg)
-    (tmp_path / "x.jpg").chmod(0)
     assert diagnose_files([tmp_path / "x.jpg"]) == [Finding(str(tmp_path / "x.jpg"), "bad", "no permission to read it")]
 
 
@@ -188,9 +193,6 @@ def test_odd_files_decode_and_are_described(index, picture, look):
 
 def test_sixteen_bit_colour_is_noticed_though_pillow_hides_it(look):
     # An RGB PNG of 16 bits, written by hand: Pillow neither writes these nor tells them from 8 bits.
-    import struct
-    import zlib
-
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
@@ -208,7 +210,8 @@ def test_several_oddities_are_all_named(picture, look):
 
 def test_the_decoders_messages_about_a_file_make_it_odd(tmp_path, jpeg):
     (tmp_path / "x.jpg").write_bytes(jpeg)
-    said = iter(["about the file before", "\x1b[0;31mCorrupt data\x1b[0m\nCorrupt data\nlibpng warning: iCCP: bad profile\n"])
+    text = "\x1b[0;31mCorrupt data\x1b[0m\nCorrupt data\nlibpng warning: iCCP: bad profile\n"
+    said = iter(["about the file before", text])
     finding = diagnose(tmp_path / "x.jpg", lambda: next(said))
     assert finding == Finding(str(tmp_path / "x.jpg"), "odd", "corrupt but decoded: Corrupt data")
 
@@ -235,7 +238,5 @@ def test_a_bad_file_does_not_spoil_the_next_one(tmp_path, jpeg):
 
 
 def test_importing_it_does_not_load_dali():
-    import subprocess
-
     code = "import sys, fastmoll.pipelines.diagnose; sys.exit('nvidia.dali' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

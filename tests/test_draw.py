@@ -91,6 +91,14 @@ def test_the_quantile_table_is_as_exact_as_its_documentation_says(beta, error):
     np.testing.assert_allclose(t.numpy(), scipy.stats.beta(*beta).ppf(u), atol=error, rtol=0)
 
 
+def test_the_quantile_table_reaches_to_the_smallest_and_largest_uniform_numbers():
+    table = beta_quantiles(3.0, 2.0)
+    tail = 1 / (1 + 2.0**33)
+    exact = scipy.stats.beta(3.0, 2.0)
+    assert table[[0, 2048, -1]].tolist() == pytest.approx([exact.ppf(tail), exact.median(), exact.isf(tail)], rel=1e-9)
+    assert (table.diff() > 0).all()
+
+
 def test_clean_has_temperature_zero_and_pure_noise_one():
     role, t = draw(torch.arange(1000), roles=(1, 1, 1, 1))
     assert set(role.tolist()) == {CLEAN, NOISE, BLUR, PURE_NOISE}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +45,13 @@ def test_training_and_validation_share_no_pixel(tmp_path, monkeypatch):
     Image.fromarray(np.tile(np.arange(1024) // 4, (600, 1)).astype(np.uint8)).save(source)
     monkeypatch.setattr(fastmoll.sample, "_locate", lambda photograph: source)
     folder = sample_folder(tmp_path / "cache")
+
+    def crops(split: str, photograph: Photograph) -> Iterator[Path]:
+        return (folder / split / photograph.name).iterdir()
+
     for photograph in PHOTOGRAPHS:
         values = {
-            split: np.concatenate([np.asarray(Image.open(p))[..., 0].ravel() for p in (folder / split / photograph.name).iterdir()])
+            split: np.concatenate([np.asarray(Image.open(p))[..., 0].ravel() for p in crops(split, photograph)])
             for split in ("train", "val")
         }
         # JPEG's quantisation moves a grey by a level or two.

@@ -83,6 +83,14 @@ def test_an_empty_batch_has_no_losses():
     assert soft_cross_entropy(logits, torch.empty(0, dtype=torch.int64), reduction="sum").item() == 0.0
 
 
+def test_it_compiles_without_a_graph_break():
+    logits, target = example(dtype=torch.float32)
+    compiled = torch.compile(soft_cross_entropy, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(logits, target), soft_cross_entropy(logits, target))
+    with pytest.raises(RuntimeError, match="target must be finite and not negative"):
+        compiled(logits, -target)
+
+
 L = torch.zeros(2, 3)
 
 

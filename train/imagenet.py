@@ -23,6 +23,7 @@ import torchvision
 from torch import nn
 
 import fastmoll
+from fastmoll.pipelines.files import scan_folder
 from fastmoll.train import checkpoint
 from fastmoll.train.config import Config, check, parse, with_data, with_output
 from fastmoll.train.distributed import Process, Stop, launch
@@ -120,6 +121,9 @@ def make_loaders(config: Config, process: Process) -> tuple[Any, fastmoll.ImageN
     }
     with process.agree():
         validation = fastmoll.ImageNetLoader(config.data.path, split="val", **shared)
+        odd = sorted({*scan_folder(config.data.path, "train").classes} ^ {*validation.classes})
+        if odd:
+            raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
         training = fastmoll.ImageNetLoader(
             config.data.path,
             split="train",
@@ -127,9 +131,6 @@ def make_loaders(config: Config, process: Process) -> tuple[Any, fastmoll.ImageN
             mollify=make_mollify(config, len(validation.classes)),
             **shared,
         )
-        if training.classes != validation.classes:
-            odd = sorted(set(training.classes) ^ set(validation.classes))
-            raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
     if training.fingerprint["files"] == validation.fingerprint["files"]:
         say(process, f"warning: {config.data.path} has no val folder, so validation is on the training images")
     say(

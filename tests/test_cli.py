@@ -1,0 +1,143 @@
+"""The command line: every way in, one line for every mistake."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import fastmoll
+from fastmoll.cli import main
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1 and captured.out == ""
+    return lines[0]
+
+
+def test_it_runs_as_a_module():
+    command = [sys.executable, "-m", "fastmoll", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, f"fastmoll {fastmoll.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["check", "preview", "--version"]),
+        (["check", "--help"], ["DATA", "--split", "--allow-odd", "--threads"]),
+        (
+            ["preview", "--help"],
+            [
+                "IMAGE",
+                "--output",
+                "--size",
+                "--temperatures",
+                "--sigma-min",
+                "--sigma-max",
+                "--k-noise",
+                "--k-blur",
+                "--seed",
+            ],
+        ),
+    ],
+)
+def test_help_names_every_option(arguments, words, capsys):
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["chec"], "'chec'"),
+        (["check"], "DATA"),
+        (["check", ".", "--threads", "many"], "'many'"),
+        (["check", ".", "--thread", "2"], "--thread"),
+        (["preview", "x.png"], "-o/--output"),
+        (["preview", "x.png", "-o", "y.png", "--temperatures", "warm"], "'warm'"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_two(arguments, message, capsys):
+    assert main(arguments) == 2
+    line = last_line(capsys)
+    assert line.startswith("error: ") and message in line and "--help" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "{}/nowhere"], "nowhere does not exist"),
+        (["check", "{}"], "has no class folders"),
+        (["check", "{}", "--split", "val"], "no folder 'val'"),
+        (["preview", "{}/nowhere.jpg", "-o", "{}/o.png"], "nowhere.jpg does not exist"),
+        (["preview", "{}/x.png", "-o", "{}/nowhere/o.png"], "nowhere does not exist"),
+        (
+            ["preview", "{}/x.png", "-o", "{}/o.png", "--temperatures", "0", "2"],
+            "temperatures must be in [0, 1], got 2.0",
+        ),
+        (["preview", "{}/x.png", "-o", "{}/o.png", "--sigma-min", "-1"], "sigma_min"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_two(arguments, message, tmp_path: Path, capsys):
+    Image.new("RGB", (20, 20)).save(tmp_path / "x.png")
+    assert main([word.format(tmp_path) for word in arguments]) == 2
+    line = last_line(capsys)
+    assert line.startswith("error: ") and message in line
+
+
+def test_the_options_of_check_arrive(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("fastmoll.check.run_check", lambda data, **options: seen.update(data=data, **options) or 1)
+    assert main(["check", "d", "--split", "val", "--allow-odd", "--threads", "3"]) == 1
+    assert seen == {"data": Path("d"), "split": "val", "allow_odd": True, "threads": 3}
+
+
+def test_the_options_of_preview_arrive_and_the_rest_is_left_to_it(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("fastmoll.preview.write_preview", lambda **options: seen.update(options))
+    words = "preview i.jpg -o o.png --size 64 --temperatures 0 .5 --sigma-min .4 --k-noise 2 --k-blur 3 --seed 7"
+    assert main(words.split()) == 0
+    assert seen == {
+        "image": Path("i.jpg"),
+        "output": Path("o.png"),
+        "size": 64,
+        "temperatures": [0.0, 0.5],
+        "sigma_min": 0.4,
+        "k_noise": 2.0,
+        "k_blur": 3.0,
+        "seed": 7,
+    }
+
+
+def test_an_interrupt_is_one_word(monkeypatch, capsys):
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastmoll.preview.write_preview", interrupt)
+    assert main(["preview", "i.jpg", "-o", "o.png"]) == 130
+    assert last_line(capsys) == "interrupted"
+
+
+def test_help_loads_neither_torch_nor_dali():
+    code = (
+        "import sys; from fastmoll.cli import main; main(['--help']);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'nvidia.dali', 'triton')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_the_installed_command_is_this_one():
+    try:
+        entries = importlib.metadata.distribution("fastmoll").entry_points
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("fastmoll is not installed, only on the path")
+    assert entries["fastmoll"].value == "fastmoll.cli:main"

@@ -1,0 +1,379 @@
+"""``Mollify``: the batch that comes out is the public operations applied role by role, and nothing else."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import fastmoll
+from fastmoll.kernels.cosine_noise import cosine_noise
+from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
+from fastmoll.kernels.heat_blur import heat_blur
+from fastmoll.kernels.soft_labels import label_decay, soft_labels
+from fastmoll.mollify import Mollify, beta_quantiles
+
+CLASSES = 7
+MEMORY_FORMATS = [torch.contiguous_format, torch.channels_last]
+
+
+def batch(size=24, height=12, width=10, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(size)
+    images = torch.randn(size, 3, height, width, generator=generator).to(dtype)
+    return images, torch.randint(CLASSES, (size,), generator=generator), torch.arange(1000, 1000 + size)
+
+
+def expected(mollify, images, labels, index, epoch):
+    """The same from the public operations, image by image."""
+    role, t = mollify.draw(index, epoch)
+    gamma = label_decay(role, t, k_noise=mollify.k_noise, k_blur=mollify.k_blur)
+    out = images.clone()
+    for i, kind in enumerate(role.tolist()):
+        one = slice(i, i + 1)
+        if kind in (NOISE, PURE_NOISE):
+            out[one] = cosine_noise(images[one], t[one], seed=mollify.seed, epoch=epoch, index=index[one])
+        if kind == BLUR:
+            out[one] = heat_blur(images[one], t[one], sigma_min=mollify.sigma_min, sigma_max=mollify.sigma_max)
+    return role, out, soft_labels(labels, gamma, mollify.num_classes, kind=mollify.kind)
+
+
+@pytest.mark.parametrize("memory_format", MEMORY_FORMATS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"roles": (1, 2, 3, 4), "seed": 2**64 - 1},
+        {"beta": (2.0, 0.7), "k_noise": 0.5, "k_blur": 3, "kind": "temper"},
+        {"sigma_min": 1.0, "sigma_max": 4.0},
+    ],
+)
+def test_a_batch_is_the_public_operations_applied_by_role(arguments, memory_format):
+    mollify = Mollify(CLASSES, **arguments)
+    images, labels, index = batch()
+    images = images.to(memory_format=memory_format)
+    role, want_images, want_targets = expected(mollify, images, labels, index, 3)
+    assert set(role.tolist()) >= {CLEAN, NOISE, BLUR}
+    out, targets = mollify(images, labels, index, 3)
+    assert out.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(out, want_images, atol=1e-6, rtol=0)
+    assert torch.equal(targets, want_targets)
+    assert torch.equal(out[role == CLEAN], images[role == CLEAN])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_images_keep_their_dtype_and_targets_are_float32(dtype):
+    images, labels, index = batch(dtype=dtype)
+    out, targets = Mollify(CLASSES)(images, labels, index)
+    assert out.dtype == dtype
+    assert targets.dtype == torch.float32
+    assert targets.shape == (24, CLASSES)
+
+
+def test_the_input_is_not_written_to_and_not_handed_back():
+    images, labels, index = batch()
+    before = images.clone(), labels.clone(), index.clone()
+    for roles in ((1, 1, 1), (1, 0, 0)):
+        out, _ = Mollify(CLASSES, roles)(images, labels, index)
+        out.zero_()
+        assert all(torch.equal(a, b) for a, b in zip(before, (images, labels, index), strict=True))
+
+
+def test_an_image_is_mollified_alike_in_any_batch_and_order():
+    mollify = Mollify(CLASSES, seed=5)
+    images, labels, index = batch()
+    out, targets = mollify(images, labels, index, 2)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    again, targets_again = mollify(images[order], labels[order], index[order], 2)
+    torch.testing.assert_close(again, out[order], atol=1e-6, rtol=0)
+    assert torch.equal(targets_again, targets[order])
+    for start in range(0, 24, 5):
+        part = slice(start, start + 5)
+        piece, targets_piece = mollify(images[part], labels[part], index[part], 2)
+        torch.testing.assert_close(piece, out[part], atol=1e-6, rtol=0)
+        assert torch.equal(targets_piece, targets[part])
+
+
+def test_equal_keys_give_equal_bits_and_other_epochs_and_seeds_do_not():
+    images, labels, index = batch()
+    out, targets = Mollify(CLASSES)(images, labels, index, 1)
+    same = Mollify(CLASSES)(images, labels, index, 1)
+    assert torch.equal(same[0], out)
+    assert torch.equal(same[1], targets)
+    assert not torch.equal(Mollify(CLASSES)(images, labels, index, 2)[0], out)
+    assert not torch.equal(Mollify(CLASSES, seed=1)(images, labels, index, 1)[0], out)
+
+
+def test_zero_weight_roles_never_happen():
+    images, labels, index = batch(64)
+    for role, roles in ((CLEAN, (1, 0, 0)), (NOISE, (0, 1, 0)), (BLUR, (0, 0, 1)), (PURE_NOISE, (0, 0, 0, 1))):
+        assert (Mollify(CLASSES, roles).draw(index)[0] == role).all()
+    out, targets = Mollify(CLASSES, (0, 0, 0, 1))(images, labels, index)
+    torch.testing.assert_close(targets, torch.full((64, CLASSES), 1 / CLASSES))
+    assert torch.equal(out, cosine_noise(images, torch.ones(64), index=index))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (7, 13)])
+def test_any_height_and_width_work(shape):
+    images, labels, index = batch(40, *shape)
+    out, _ = Mollify(CLASSES, sigma_min=2.0)(images, labels, index)
+    assert out.shape == images.shape
+    assert out.isfinite().all()
+
+
+def test_an_empty_batch_works():
+    out, targets = Mollify(CLASSES)(torch.empty(0, 3, 8, 8), torch.empty(0, dtype=torch.int64))
+    assert out.shape == (0, 3, 8, 8)
+    assert targets.shape == (0, CLASSES)
+
+
+def test_soft_labels_are_softened_further():
+    mollify = Mollify(CLASSES)
+    images, labels, index = batch()
+    dense = torch.nn.functional.one_hot(labels, CLASSES).float()
+    mixed = 0.3 * dense + 0.7 * dense.flip(0)
+    _, targets = mollify(images, mixed, index)
+    role, t = mollify.draw(index)
+    gamma = label_decay(role, t).unsqueeze(1)
+    torch.testing.assert_close(targets, (1 - gamma) * mixed + gamma / CLASSES)
+
+
+def test_it_works_after_mixup_in_a_torchvision_pipeline():
+    torch.manual_seed(0)
+    images, labels, _ = batch()
+    pipeline = v2.Compose([v2.MixUp(num_classes=CLASSES), Mollify(CLASSES, (1, 0, 0))])
+    out, targets = pipeline(images, labels)
+    torch.manual_seed(0)
+    mixed, mixed_labels = v2.MixUp(num_classes=CLASSES)(images, labels)
+    assert torch.equal(out, mixed)
+    torch.testing.assert_close(targets, mixed_labels)
+    out, targets = v2.Compose([v2.CutMix(num_classes=CLASSES), Mollify(CLASSES)])(tv_tensors.Image(images), labels)
+    assert out.shape == images.shape
+    assert targets.sum(1).tolist() == pytest.approx([1.0] * 24)
+
+
+def test_images_without_ids_are_numbered_as_they_come():
+    images, labels, _ = batch()
+    counting, explicit = Mollify(CLASSES), Mollify(CLASSES)
+    for start, size in ((0, 24), (24, 10), (34, 24)):
+        out, targets = counting(images[:size], labels[:size])
+        want, want_targets = explicit(images[:size], labels[:size], torch.arange(start, start + size))
+        assert torch.equal(out, want)
+        assert torch.equal(targets, want_targets)
+
+
+def test_a_refused_batch_is_not_counted():
+    images, labels, _ = batch()
+    mollify = Mollify(CLASSES)
+    with pytest.raises(ValueError, match="labels"):
+        mollify(images, labels + CLASSES)
+    assert mollify.get_extra_state() == 0
+
+
+def test_the_count_resumes_from_a_checkpoint(tmp_path):
+    images, labels, _ = batch()
+    first = torch.nn.Sequential()
+    first.mollify = Mollify(CLASSES)
+    first.mollify(images, labels)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    want, _ = first.mollify(images, labels)
+    second = torch.nn.Sequential()
+    second.mollify = Mollify(CLASSES)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(second.mollify(images, labels)[0], want)
+
+
+@pytest.mark.parametrize("state", [torch.tensor(-1), torch.tensor([3]), torch.tensor(1.0), {"seen": 3}, None])
+def test_a_state_of_something_else_is_refused(state):
+    with pytest.raises(ValueError, match="state"):
+        Mollify(CLASSES).set_extra_state(state)
+
+
+def test_the_rank_goes_above_the_count(monkeypatch):
+    images, labels, _ = batch()
+    want = {rank: Mollify(CLASSES)(images, labels, torch.arange(24) + (rank << 32))[0] for rank in (0, 1, 65535)}
+    assert not torch.equal(want[0], want[1])
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for rank, out in want.items():
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        assert torch.equal(Mollify(CLASSES)(images, labels)[0], out)
+
+
+def test_the_count_never_runs_into_the_rank():
+    images, labels, _ = batch(4)
+    mollify = Mollify(CLASSES)
+    mollify.set_extra_state(torch.tensor(2**32 - 2))
+    out, _ = mollify(images, labels)
+    assert torch.equal(out, Mollify(CLASSES)(images, labels, torch.tensor([2**32 - 2, 2**32 - 1, 0, 1]))[0])
+
+
+class Collate:
+    def __init__(self, with_index):
+        self.with_index, self.mollify = with_index, Mollify(CLASSES)
+
+    def __call__(self, samples):
+        index = torch.tensor(samples)
+        images, labels = torch.zeros(len(samples), 1, 4, 4), index % CLASSES
+        return self.mollify(images, labels, index if self.with_index else None)
+
+
+def test_a_loader_worker_must_give_ids():
+    with pytest.raises(ValueError, match="index must be given inside a DataLoader worker, got None"):
+        next(iter(torch.utils.data.DataLoader(range(8), 4, num_workers=1, collate_fn=Collate(False))))
+    batches = list(torch.utils.data.DataLoader(range(8), 4, num_workers=1, collate_fn=Collate(True)))
+    want = Collate(True)([4, 5, 6, 7])
+    assert torch.equal(batches[1][0], want[0])
+    assert torch.equal(batches[1][1], want[1])
+
+
+def test_it_can_be_copied_and_moved_without_changing_its_draws():
+    index = torch.arange(100)
+    mollify = Mollify(CLASSES, beta=(2.0, 3.0))
+    role, t = mollify.draw(index)
+    for other in (
+        copy.deepcopy(mollify),
+        Mollify(CLASSES, beta=(2.0, 3.0)).half(),
+        Mollify(CLASSES, beta=(2, 3)).eval(),
+    ):
+        assert torch.equal(other.draw(index)[0], role)
+        assert torch.equal(other.draw(index)[1], t)
+    assert list(mollify.parameters()) == list(mollify.buffers()) == []
+
+
+def test_repr_shows_every_argument():
+    text = repr(Mollify(10, roles=(1, 2, 3), beta=(1, 3), k_noise=2, k_blur=0.5, sigma_max=9, kind="temper", seed=4))
+    assert text == (
+        "Mollify(num_classes=10, roles=(1.0, 2.0, 3.0), beta=(1.0, 3.0), k_noise=2.0, k_blur=0.5, "
+        "sigma_min=0.3, sigma_max=9.0, kind='temper', seed=4)"
+    )
+
+
+def test_the_defaults_are_the_papers():
+    mollify = Mollify(10)
+    assert (mollify.roles, mollify.beta) == ((1, 1, 1), (1, 2))
+    assert (mollify.k_noise, mollify.k_blur, mollify.sigma_min, mollify.sigma_max) == (1, 1, 0.3, None)
+    assert (mollify.kind, mollify.seed) == ("smooth", 0)
+
+
+def test_images_that_require_grad_are_refused_only_where_autograd_listens():
+    images, labels, index = batch()
+    want, _ = Mollify(CLASSES)(images, labels, index)
+    with torch.no_grad():
+        out, _ = Mollify(CLASSES)(images.requires_grad_(), labels, index)
+    assert not out.requires_grad
+    assert torch.equal(out, want)
+    with pytest.raises(ValueError, match="images must not require grad"):
+        Mollify(CLASSES)(images, labels, index)
+
+
+def test_the_package_exports_the_method_and_loads_neither_dali_nor_triton():
+    code = (
+        "import sys, fastmoll; "
+        "fastmoll.Mollify, fastmoll.heat_blur, fastmoll.cosine_noise, fastmoll.label_decay, fastmoll.soft_labels; "
+        "fastmoll.soft_cross_entropy, fastmoll.blur_scale; "
+        "sys.stdout.write(repr([m for m in ('nvidia.dali', 'triton', 'cupy') if m in sys.modules]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("[]", "")
+    assert fastmoll.Mollify is Mollify
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_classes": 1}, "num_classes .* got 1"),
+        ({"num_classes": 10.0}, "num_classes .* got 10.0"),
+        ({"num_classes": True}, "num_classes .* got True"),
+        ({"roles": (1, 1)}, r"roles must be 3 weights .* got \(1, 1\)"),
+        ({"roles": (1, -1, 1)}, r"roles\[1\] .* got -1"),
+        ({"roles": (0, 0, 0)}, r"roles must have at least one positive weight, got \(0, 0, 0\)"),
+        ({"roles": (1, 1, float("nan"))}, r"roles\[2\] .* got nan"),
+        ({"beta": (0, 2)}, r"beta\[0\] .* got 0"),
+        ({"beta": (1, -2.0)}, r"beta\[1\] .* got -2.0"),
+        ({"beta": (1, 2, 3)}, r"beta must be two numbers"),
+        ({"k_noise": -0.1}, "k_noise .* got -0.1"),
+        ({"k_blur": float("inf")}, "k_blur .* got inf"),
+        ({"sigma_min": 0}, "sigma_min .* got 0"),
+        ({"sigma_min": -1.0}, "sigma_min .* got -1.0"),
+        ({"sigma_min": 2.0, "sigma_max": 1.0}, "sigma_max .* at least 2.0, got 1.0"),
+        ({"sigma_max": float("nan")}, "sigma_max .* got nan"),
+        ({"kind": "hard"}, "kind must be one of 'smooth', 'temper', got 'hard'"),
+        ({"seed": -1}, "seed .* got -1"),
+        ({"seed": 2**64}, "seed .* got 18446744073709551616"),
+        ({"seed": 0.5}, "seed .* got 0.5"),
+        ({"seed": None}, "seed .* got None"),
+    ],
+)
+def test_bad_settings_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Mollify(**{"num_classes": CLASSES, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)},
+            "images must be floating point, got torch.uint8: stand",
+        ),
+        ({"images": torch.zeros(3, 4, 4)}, r"images must have shape .* got \(3, 4, 4\)"),
+        ({"images": [[0.0]]}, "images must be a torch.Tensor, got list"),
+        ({"labels": torch.tensor([0, CLASSES])}, r"labels must lie in \[0, 7\), got 7 at position 1"),
+        ({"labels": torch.tensor([-1, 0])}, "labels must lie .* got -1 at position 0"),
+        ({"labels": torch.tensor([0])}, r"labels must have shape \(2\), got \(1,\)"),
+        ({"labels": torch.zeros(2, CLASSES + 1)}, r"labels must have shape \(2, 7\), got \(2, 8\)"),
+        ({"labels": torch.full((2, CLASSES), float("nan"))}, "labels .* got nan"),
+        ({"labels": torch.tensor([0.0, 1.0])}, "labels .* got torch.float32"),
+        ({"labels": [0, 1]}, "labels must be a torch.Tensor, got list"),
+        ({"index": torch.arange(3)}, r"index must have shape \(2\), got \(3,\)"),
+        ({"index": torch.tensor([0, -5])}, "index .* got -5 at position 1"),
+        ({"index": torch.tensor([0, 2**48])}, "index .* got 281474976710656"),
+        ({"index": torch.tensor([0.0, 1.0])}, "index .* got torch.float32"),
+        ({"epoch": -1}, "epoch .* got -1"),
+        ({"epoch": 2**24}, "epoch .* got 16777216"),
+        ({"epoch": 2**24, "index": torch.arange(2)}, "epoch .* got 16777216"),
+    ],
+)
+def test_bad_batches_are_named(arguments, message):
+    good = {"images": torch.zeros(2, 3, 4, 4), "labels": torch.tensor([0, 1])}
+    with pytest.raises(ValueError, match=message):
+        Mollify(CLASSES)(**{**good, **arguments})
+
+
+def test_beta_without_quantiles_is_refused():
+    with pytest.raises(ValueError, match="beta must be a distribution whose quantiles can be computed"):
+        beta_quantiles(float("nan"), 1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("memory_format", MEMORY_FORMATS)
+@pytest.mark.parametrize("labels_on_gpu", [False, True])
+def test_a_gpu_mollifies_as_the_cpu_does_without_waiting(memory_format, labels_on_gpu):
+    mollify = Mollify(CLASSES, roles=(1, 1, 1, 1), beta=(2.0, 3.0))
+    images, labels, index = batch(64)
+    gpu = images.cuda().to(memory_format=memory_format)
+    placed = labels.cuda() if labels_on_gpu else labels.pin_memory()
+    mollify(gpu, placed, index, 1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out, targets = mollify(gpu, placed, index, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    want, want_targets = mollify(images, labels, index, 1)
+    assert out.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(out.cpu(), want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(targets.cpu(), want_targets, atol=1e-6, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_ids_on_the_gpu_give_the_same_draws():
+    mollify = Mollify(CLASSES)
+    images, labels, index = batch(64)
+    want, want_targets = mollify(images, labels, index)
+    out, targets = mollify(images.cuda(), labels.cuda(), index.cuda())
+    torch.testing.assert_close(out.cpu(), want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(targets.cpu(), want_targets, atol=1e-6, rtol=0)
