@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ def main() -> None:
     """Run one benchmark of the registry, print its table, keep its numbers."""
     result: dict[str, Any] = tyro.extras.subcommand_cli_from_dict(BENCHMARKS, description=__doc__)
     result["environment"] = environment(result["settings"]["device"])
-    name = f"{result['benchmark']}-{result['environment']['processor']}.json".replace(" ", "_").replace("/", "-")
-    file = Path(__file__).parent / "results" / name
+    processor = re.sub(r"[^A-Za-z0-9]+", "-", result["environment"]["processor"]).strip("-")
+    file = Path(__file__).parent / "results" / f"{result['benchmark']}-{processor}.json"
     file.write_text(json.dumps(result, indent=2) + "\n")
     sys.stdout.write(f"{table(result['rows'])}\nwritten to {file}\n")
 
