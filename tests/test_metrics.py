@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
-from torch.multiprocessing import spawn
+from torch.multiprocessing.spawn import spawn
 from torchmetrics.classification import MulticlassCalibrationError
 
 from fastmoll.metrics import ClassificationMetrics
@@ -72,7 +72,7 @@ def test_batches_add_up_to_one_pass(sizes: tuple[int, ...]) -> None:
     logits, labels = random_set(1000, 10)
     whole, parts = ClassificationMetrics(), ClassificationMetrics()
     whole.update(logits, labels)
-    for x, y in zip(logits.split(sizes), labels.split(sizes), strict=True):
+    for x, y in zip(torch.split(logits, list(sizes)), torch.split(labels, list(sizes)), strict=True):
         parts.update(x, y)
     assert figures(parts) == pytest.approx(figures(whole), rel=1e-6)
     assert figures(parts)["count"] == 1000
@@ -142,7 +142,7 @@ def _rank(rank: int, folder: str) -> None:
 
 
 def test_two_unequal_ranks_report_the_figures_of_one_pass(tmp_path: Path) -> None:
-    spawn(_rank, args=(str(tmp_path),), nprocs=2)
+    spawn(_rank, args=(str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
     metrics = ClassificationMetrics()
     metrics.update(*random_set(101, 5))
     for rank in range(2):

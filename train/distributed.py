@@ -121,6 +121,9 @@ def launch(device: str) -> Iterator[Process]:
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=here)
     else:
         dist.init_process_group("gloo")
-    yield Process(dist.get_rank(), dist.get_world_size(), here)
-    # Only after a good end: on an error the other processes may never come to take part.
+    process = Process(dist.get_rank(), dist.get_world_size(), here)
+    yield process
+    # Only after a good end, and together: on an error the other processes may never come, and rank 0, which holds the
+    # store, must not leave while another still needs it.
+    process.gather(None)
     dist.destroy_process_group()

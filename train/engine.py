@@ -63,12 +63,13 @@ class Learner:
             self._ddp = DistributedDataParallel(
                 model,
                 device_ids=[process.device] if on_gpu else None,
-                # Statistics of rank 0 are those that count: `evaluate` hands them out, so no step has to.
-                broadcast_buffers=False,
                 # Otherwise DDP regroups its buckets after the first step, and sums over more than two processes change
                 # their order: a resumed run would begin with the first grouping again and differ in the last bits.
                 find_unused_parameters=not on_gpu,
             )
+            # Statistics of rank 0 are those that count, and `evaluate` hands them out, so no step has to. (Not an
+            # argument above: new versions of torch deprecate that one, and older ones don't know its successor.)
+            self._ddp.broadcast_buffers = False
         self._forward: nn.Module = self._ddp or model
         if config.model.compile:
             # Around DDP, not inside: so that the gradients' exchange overlaps with the compiled backward pass.
