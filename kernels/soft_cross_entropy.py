@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastmoll.kernels.checks import FLOATING, check_choice, check_tensor, check_values
+from fastmoll.kernels.checks import FLOATING, check_choice, check_temperature, check_tensor, check_values
+from fastmoll.kernels.soft_labels import KINDS
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -31,15 +32,94 @@ def soft_cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean
     Raises:
         ValueError: an argument outside the ranges above.
     """
-    check_choice("reduction", reduction, REDUCTIONS)
-    check_tensor("logits", logits, (None, None), FLOATING, None)
-    batch, classes = logits.shape
+    check_dense(logits, target, reduction)
     dtype = torch.promote_types(logits.dtype, torch.float32)
+    target = target.to(dtype) if target.dim() == 2 else target
+    return F.cross_entropy(logits.to(dtype), target, reduction=reduction)
+
+
+def soft_cross_entropy_short(
+    logits: Tensor,
+    label: Tensor,
+    gamma: Tensor,
+    *,
+    partner: Tensor | None = None,
+    lam: Tensor | None = None,
+    kind: str = "smooth",
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy against mollified labels in their short form: no target ``(B, K)`` is ever written.
+
+    The target is ``(1 - γ) y + γ/K`` (``"smooth"``; paper, equation 8) or ``(1 - γ) y`` (``"temper"``; equation 7) with
+    ``y = λ onehot(label) + (1 - λ) onehot(partner)``, as MixUp and CutMix mix them.
+
+    Args:
+        logits: ``(B, K)``; float16, bfloat16, float32 or float64.
+        label: classes ``(B,)`` int64 in [0, K), on logits' device.
+        gamma: label decay ``(B,)``, floating point, in [0, 1], on logits' device.
+        partner: classes ``(B,)`` int64 in [0, K) that images were mixed with; default: not mixed.
+        lam: share of ``label`` in ``y``, ``(B,)``, floating point, in [0, 1]; given if and only if ``partner`` is.
+        kind: ``"smooth"`` or ``"temper"``.
+        reduction: ``"mean"`` over the batch (NaN for an empty one), ``"sum"`` or ``"none"``.
+
+    Returns:
+        A scalar, or ``(B,)`` for ``"none"``; float64 for float64 logits, float32 for all others.
+
+    Raises:
+        ValueError: an argument outside the ranges above.
+    """
+    check_short(logits, label, gamma, partner, lam, kind, reduction)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_probability = F.log_softmax(logits.to(dtype), dim=1)
+    gamma = gamma.to(dtype)
+    kept = log_probability.gather(1, label.unsqueeze(1)).squeeze(1)
+    if partner is not None and lam is not None:
+        kept = torch.lerp(log_probability.gather(1, partner.unsqueeze(1)).squeeze(1), kept, lam.to(dtype))
+    loss = (gamma - 1.0) * kept
+    if kind == "smooth":
+        loss = loss - gamma * log_probability.mean(1)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+def check_dense(logits: Tensor, target: Tensor, reduction: str) -> None:
+    """Raise ``ValueError`` unless the arguments are those of :func:`soft_cross_entropy`."""
+    batch, classes = _check_logits(logits, reduction)
     if isinstance(target, Tensor) and target.dim() == 2:
         check_tensor("target", target, (batch, classes), FLOATING, logits.device)
         check_values("target", target, (target >= 0) & target.isfinite(), "be finite and not negative")
-        target = target.to(dtype)
     else:
-        check_tensor("target", target, (batch,), (torch.int64,), logits.device)
-        check_values("target", target, (target >= 0) & (target < classes), f"lie in [0, {classes})")
-    return F.cross_entropy(logits.to(dtype), target, reduction=reduction)
+        _check_classes("target", target, batch, classes, logits.device)
+
+
+def check_short(
+    logits: Tensor,
+    label: Tensor,
+    gamma: Tensor,
+    partner: Tensor | None,
+    lam: Tensor | None,
+    kind: str,
+    reduction: str,
+) -> None:
+    """Raise ``ValueError`` unless the arguments are those of :func:`soft_cross_entropy_short`."""
+    check_choice("kind", kind, KINDS)
+    batch, classes = _check_logits(logits, reduction)
+    _check_classes("label", label, batch, classes, logits.device)
+    check_temperature("gamma", gamma, (batch,), logits.device)
+    if (partner is None) != (lam is None):
+        missing, there = ("partner", "lam") if partner is None else ("lam", "partner")
+        raise ValueError(f"{missing} must be given together with {there}, got None")
+    if partner is not None and lam is not None:
+        _check_classes("partner", partner, batch, classes, logits.device)
+        check_temperature("lam", lam, (batch,), logits.device)
+
+
+def _check_logits(logits: Tensor, reduction: str) -> tuple[int, int]:
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_tensor("logits", logits, (None, None), FLOATING, None)
+    batch, classes = logits.shape
+    return batch, classes
+
+
+def _check_classes(name: str, label: Tensor, batch: int, classes: int, device: torch.device) -> None:
+    check_tensor(name, label, (batch,), (torch.int64,), device)
+    check_values(name, label, (label >= 0) & (label < classes), f"lie in [0, {classes})")

@@ -8,8 +8,6 @@ Any ImageFolder tree is data. ``--help`` lists every setting. The output folder 
 ``tensorboard/``, ``checkpoint.pt`` and, at the end, ``model.pt`` (a state dict) and ``result.json``.
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
 
 import json
