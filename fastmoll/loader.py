@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastmoll.kernels.checks import check_integer, check_number
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.files import scan_folder
 
 _STATE_VERSION = 1
+_SIZE_LIMIT = 4096
 
 
 class ImageNetLoader:
@@ -91,16 +93,18 @@ class ImageNetLoader:
         self._device = _resolve_device(device)
         rank, world_size = _resolve_rank(rank, world_size)
         train = split == "train" if train is None else train
-        resize = round(size * 256 / 224) if resize is None else resize
-        _check(
-            batch_size=(batch_size, 1, 2**16),
-            size=(size, 1, 2**12),
-            resize=(resize, size if resize else 0, 2**12),
-            seed=(seed, 0, 2**63),
-            num_threads=(num_threads, 1, 2**10),
-            prefetch=(prefetch, 1, 2**6),
-            hw_decoder_load=(hw_decoder_load, 0, 1),
-        )
+        size = check_integer("size", size, 1, _SIZE_LIMIT)
+        resize = round(size * 256 / 224) if resize is None else check_integer("resize", resize, 0)
+        if 0 < resize < size:
+            raise ValueError(f"resize must be 0 or at least size={size}, got {resize}")
+        batch_size = check_integer("batch_size", batch_size, 1)
+        seed = check_integer("seed", seed, 0, 2**63)
+        threads = _threads() if num_threads is None else check_integer("num_threads", num_threads, 1)
+        prefetch = check_integer("prefetch", prefetch, 1)
+        if check_number("hw_decoder_load", hw_decoder_load, at_least=0.0) > 1:
+            raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
+        if mollify is not None and not callable(mollify):
+            raise ValueError(f"mollify must be callable, got {mollify!r}")
 
         from fastmoll.pipelines import imagenet
 
@@ -129,22 +133,25 @@ class ImageNetLoader:
                 )
         else:
             self._length = math.ceil(self._shard_size / batch_size)
-        # Batches the padded graph gives in an epoch: as many as the largest shard fills.
-        padded_length = math.ceil(math.ceil(self.num_samples / world_size) / batch_size)
+        # Batches the padded graph gives in an epoch: as many as the largest shard fills. Padding is decoded too, so a
+        # batch is never larger than that shard.
+        largest = math.ceil(self.num_samples / world_size)
+        self._batch_size = batch_size
+        padded_length = math.ceil(largest / batch_size)
 
         self._config = imagenet.GraphConfig(
             train=train,
-            batch_size=batch_size,
+            batch_size=min(batch_size, largest),
             size=size,
             resize=resize,
             augment=augment,
             mean=_triple("mean", mean, MEAN),
-            std=_triple("std", std, STD),
+            std=_triple("std", std, STD, above=0.0),
             adjust_orientation=adjust_orientation,
             rank=rank,
             world_size=world_size,
             device_id=self._device.index if self._device.type == "cuda" else None,
-            num_threads=num_threads or _threads(),
+            num_threads=threads,
             prefetch=prefetch,
             hw_decoder_load=hw_decoder_load,
             preallocate=preallocate,
@@ -175,10 +182,9 @@ class ImageNetLoader:
         loaded state is in the middle of is kept.
 
         Raises:
-            ValueError: ``epoch`` is negative.
+            ValueError: ``epoch`` is not an integer, or negative.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch must not be negative, got {epoch}")
+        epoch = check_integer("epoch", epoch, 0)
         if epoch != self.epoch or self._position == self._length:
             self.epoch, self._position, self._resuming, self._running = epoch, 0, False, None
 
@@ -208,7 +214,7 @@ class ImageNetLoader:
                 raise RuntimeError("this loop over the loader is over: another one began, or set_epoch was called")
             self._stream.seek(self.epoch, self._position)
             images, index = self._stream.next()
-            valid = min(self._config.batch_size, self._shard_size - self._position * self._config.batch_size)
+            valid = min(self._batch_size, self._shard_size - self._position * self._batch_size)
             self._position += 1
             yield self._finish(images[:valid], index[:valid])
         if self._running is token:
@@ -251,7 +257,7 @@ class ImageNetLoader:
         return {
             "files": self._folder.fingerprint,
             "num_samples": self.num_samples,
-            "batch_size": config.batch_size,
+            "batch_size": self._batch_size,
             "world_size": config.world_size,
             "rank": config.rank,
             "seed": self._seed,
@@ -263,7 +269,7 @@ class ImageNetLoader:
             "std": repr(config.std),
             "adjust_orientation": int(config.adjust_orientation),
             "decoder": "cpu" if config.device_id is None else "gpu",
-            "mollify": repr(self._mollify),
+            "mollify": _describe(self._mollify),
             "dali": nvidia.dali.__version__,
         }
 
@@ -290,27 +296,34 @@ class ImageNetLoader:
         """Go on where a state was taken: the next ``for`` gives the rest of its epoch, bit for bit.
 
         Raises:
-            ValueError: The state is of another data set, rank, batch size, seed or set-up; the message names what
-                differs.
+            ValueError: Not a loader's state, or one of another data set, rank, batch size, seed or set-up; the message
+                names what differs.
         """
-        if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"loader state has version {state.get('version')!r}, expected {_STATE_VERSION}")
+        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
+            version = state.get("version") if isinstance(state, dict) else state
+            raise ValueError(f"not a loader state of version {_STATE_VERSION}: version is {version!r}")
+        missing = sorted(self.state_dict().keys() - state.keys())
+        if missing:
+            raise ValueError(f"loader state lacks {', '.join(missing)}")
         for name, ours in self.fingerprint.items():
             theirs = state["fingerprint"].get(name)
             if theirs != ours:
                 raise ValueError(f"loader state does not fit: {name} was {theirs!r} when it was saved, is {ours!r} now")
         from fastmoll.pipelines.stream import Position
 
-        self._stream.restore(
-            Position(
-                born=int(state["stream_born"]),
-                epoch=int(state["stream_epoch"]),
-                batch=int(state["stream_batch"]),
-                checkpoint=_to_bytes(state["stream_checkpoint"]),
-                epoch_start=_to_bytes(state["stream_epoch_start"]),
-            )
+        epoch = check_integer("state's epoch", state["epoch"], 0)
+        position = check_integer("state's position", state["position"], 0, self._length + 1)
+        stream = Position(
+            born=check_integer("state's stream_born", state["stream_born"], 0),
+            epoch=check_integer("state's stream_epoch", state["stream_epoch"], 0),
+            batch=check_integer("state's stream_batch", state["stream_batch"], 0, self._length + 1),
+            checkpoint=_to_bytes(state["stream_checkpoint"]),
+            epoch_start=_to_bytes(state["stream_epoch_start"]),
         )
-        self.epoch, self._position, self._running = int(state["epoch"]), int(state["position"]), None
+        if (position and (epoch, position) != (stream.epoch, stream.batch)) or (stream.batch and not stream.checkpoint):
+            raise ValueError(f"loader state contradicts itself: batch {position} of epoch {epoch}, stream at {stream}")
+        self._stream.restore(stream)
+        self.epoch, self._position, self._running = epoch, position, None
         self._resuming = 0 < self._position < self._length
         if self._position == self._length:
             self._end_epoch()
@@ -349,9 +362,8 @@ def _resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
                 "init_process_group first, or give rank and world_size"
             )
         return 0, 1
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in [0, world_size), got rank={rank} and world_size={world_size}")
-    return rank, world_size
+    world_size = check_integer("world_size", world_size, 1)
+    return check_integer("rank", rank, 0, world_size), world_size
 
 
 def _threads() -> int:
@@ -359,20 +371,23 @@ def _threads() -> int:
     return min(max(cpus, 1), 16)
 
 
-def _check(**arguments: tuple[float | None, float, float]) -> None:
-    for name, (value, low, high) in arguments.items():
-        if value is not None and not low <= value <= high:
-            raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
+def _describe(mollify: object) -> str:
+    """What a mollification is, the same in every process; most objects' own ``repr`` shows where in memory they lie."""
+    if isinstance(mollify, torch.nn.Module) or mollify is None:
+        return repr(mollify)
+    named = mollify if hasattr(mollify, "__qualname__") else type(mollify)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _triple(
-    name: str, values: Sequence[float] | None, default: tuple[float, float, float]
+    name: str, values: Sequence[float] | None, default: tuple[float, float, float], above: float | None = None
 ) -> tuple[float, float, float]:
     if values is None:
         return default
-    if len(values) != 3 or not all(math.isfinite(v) for v in values):
-        raise ValueError(f"{name} must be three finite numbers, got {values!r}")
-    return (float(values[0]), float(values[1]), float(values[2]))
+    if not isinstance(values, Sequence) or len(values) != 3:
+        raise ValueError(f"{name} must be three numbers, got {values!r}")
+    red, green, blue = (check_number(f"{name}[{i}]", value, above=above) for i, value in enumerate(values))
+    return red, green, blue
 
 
 def _to_tensor(data: bytes | None) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +43,9 @@ class Position:
     epoch_start: bytes | None = None
 
 
+_STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
 class Stream:
     """Batches of ``(images, sample ids)``; pads as the graph pads: every epoch has ``padded_length`` batches."""
 
@@ -60,6 +66,7 @@ class Stream:
         self._padded_length = padded_length
         self._pipeline: Pipeline | None = None
         self.position = Position(0, 0, 0)
+        _STREAMS.add(self)
 
     def restore(self, position: Position) -> None:
         """Stand where a position was read."""
@@ -104,15 +111,29 @@ class Stream:
         """Free the pipeline; the position stays."""
         self._pipeline = None  # DALI shuts down with the last reference
 
+    def forget(self) -> None:
+        """Leave the pipeline to the process this one was forked from, and build another when one is needed.
+
+        Its threads don't exist here, and shutting it down would wait for them for ever: it is never freed.
+        """
+        if self._pipeline is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pipeline))
+            self._pipeline = None
+
     def _build(self, folder: ImageFolder) -> Pipeline:
-        born = self.position.born
-        return imagenet.build(
-            self._config,
-            folder,
-            seed=_mix(self._seed, born, self._config.rank),
-            shuffle_seed=_mix(self._seed, born),
-            checkpoint=self.position.checkpoint,
-        )
+        born, checkpoint = self.position.born, self.position.checkpoint
+        try:
+            return imagenet.build(
+                self._config,
+                folder,
+                seed=_mix(self._seed, born, self._config.rank),
+                shuffle_seed=_mix(self._seed, born),
+                checkpoint=checkpoint,
+            )
+        except RuntimeError as error:
+            if checkpoint is None:
+                raise
+            raise ValueError(f"the loader state's checkpoint of {len(checkpoint)} bytes can't be restored") from error
 
     def _explain(self, error: RuntimeError) -> BadImageError:
         """Find the files of the batch that failed and what is wrong with them.
@@ -134,6 +155,14 @@ class Stream:
                 if bad:
                     return BadImageError(bad, f"can't decode {len(bad)} file(s) in {where}:")
         return BadImageError([], f"DALI failed in {where}, though each of its files can be decoded alone: {error}")
+
+
+def _forget_all() -> None:
+    for stream in list(_STREAMS):
+        stream.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _run(pipeline: Pipeline, device_id: int | None) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -301,11 +303,54 @@ def test_a_state_of_other_files_is_refused(make_tree: Make) -> None:
         loader(tree).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": 10**6}, "position must be .* got 1000000"),
+        ({"position": -3}, "position must be .* got -3"),
+        ({"position": 1}, "contradicts itself"),
+        ({"stream_epoch": 3}, "contradicts itself"),
+        ({"stream_checkpoint": torch.empty(0, dtype=torch.uint8)}, "contradicts itself"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused(make_tree: Make, change: dict[str, Any], message: str) -> None:
+    lo = loader(make_tree(17))
+    stream(islice(lo, 2))
+    with pytest.raises(ValueError, match=message):
+        lo.load_state_dict({**lo.state_dict(), **change})
+
+
+def test_other_things_than_states_are_refused(make_tree: Make) -> None:
+    lo = loader(make_tree(17))
+    state = lo.state_dict()
+    del state["stream_born"]
+    with pytest.raises(ValueError, match="lacks stream_born"):
+        lo.load_state_dict(state)
+    with pytest.raises(ValueError, match="version is None"):
+        lo.load_state_dict(None)  # type: ignore[arg-type]
+
+
+def test_a_damaged_checkpoint_is_an_error_not_another_stream(make_tree: Make) -> None:
+    lo = loader(make_tree(17))
+    stream(islice(lo, 2))
+    state = lo.state_dict()
+    state["stream_checkpoint"] = state["stream_checkpoint"][:-7]
+    lo.load_state_dict(state)
+    with pytest.raises(ValueError, match="can't be restored"):
+        next(iter(lo))
+
+
+def test_a_function_that_mollifies_has_a_fingerprint_that_lasts(make_tree: Make) -> None:
+    tree = make_tree(17)
+    first = loader(tree, mollify=lambda images, labels, index, epoch: (images, labels))
+    assert " at 0x" not in str(first.fingerprint)
+
+
 def test_a_state_of_another_version_is_refused(make_tree: Make) -> None:
     lo = loader(make_tree(17))
     state = copy.deepcopy(lo.state_dict())
     state["version"] = 99
-    with pytest.raises(ValueError, match="version 99"):
+    with pytest.raises(ValueError, match="version is 99"):
         lo.load_state_dict(state)
 
 
@@ -332,28 +377,51 @@ def test_batches_that_are_kept_are_not_overwritten(make_tree: Make) -> None:
     assert equal(kept, stream(lo))
 
 
+def test_evaluation_batches_are_not_padded_beyond_the_shard(make_tree: Make) -> None:
+    lo = loader(make_tree(5), split="val", batch_size=100_000)
+    assert [len(index) for _, _, index in lo] == [5]
+
+
+def test_a_forked_process_goes_on_by_itself(make_tree: Make) -> None:
+    lo = loader(make_tree(17))
+    batches = iter(lo)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # DALI's threads don't exist here: what waits for them waits for ever
+        index = next(batches)[2]
+        lo.close()
+        os._exit(10 + int(index[0]))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 10 + int(next(batches)[2][0])
+
+
 # ------------------------------------------------------------------ bad arguments
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be in .* got 0"),
+        ({"batch_size": 0}, "batch_size must be .* got 0"),
+        ({"batch_size": 2.5}, "batch_size must be an integer .* got 2.5"),
         ({"batch_size": 18}, "batch_size=18 is more than the 17 samples"),
-        ({"size": 0}, "size must be in .* got 0"),
-        ({"resize": 8}, "resize must be in .* got 8"),
-        ({"seed": -1}, "seed must be in .* got -1"),
-        ({"num_threads": 0}, "num_threads must be in .* got 0"),
-        ({"prefetch": 0}, "prefetch must be in .* got 0"),
-        ({"hw_decoder_load": 1.5}, "hw_decoder_load must be in .* got 1.5"),
+        ({"size": 0}, "size must be .* got 0"),
+        ({"resize": 8}, "resize must be .* got 8"),
+        ({"seed": -1}, "seed must be .* got -1"),
+        ({"num_threads": 0}, "num_threads must be .* got 0"),
+        ({"prefetch": 0}, "prefetch must be .* got 0"),
+        ({"hw_decoder_load": 1.5}, r"hw_decoder_load must be in \[0, 1\], got 1.5"),
         ({"augment": "augmix?"}, r"augment must be one of 'none', 'crop_flip', .* got 'augmix\?'"),
         ({"device": "tpu"}, "device must be .* got 'tpu'"),
         ({"device": "mps"}, "device must be .* got 'mps'"),
-        ({"rank": 2, "world_size": 2}, "rank=2 and world_size=2"),
+        ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 2\), got 2"),
         ({"rank": 1}, "rank and world_size belong together"),
         ({"rank": 0, "world_size": 18}, "17 samples for 18 ranks"),
         ({"split": "val", "rank": 0, "world_size": 18}, "17 samples for 18 ranks"),
-        ({"mean": (1, 2)}, r"mean must be three finite numbers, got \(1, 2\)"),
+        ({"mean": (1, 2)}, r"mean must be three numbers, got \(1, 2\)"),
+        ({"mean": 0.5}, "mean must be three numbers, got 0.5"),
+        ({"std": (1, 0, 1)}, r"std\[1\] must be a finite number above 0.0, got 0"),
+        ({"mollify": 5}, "mollify must be callable, got 5"),
         ({"mollify": fastmoll.Mollify(4)}, "num_classes=4, but .* has 3 class folders"),
     ],
 )
