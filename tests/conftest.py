@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Before torch loads OpenMP: threads that spin while they wait make a loaded machine several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -50,3 +51,18 @@ def make_tree(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture(scope="session")
+def triton_interpreter() -> None:
+    """Let the interpreter of Triton 3.6 count loops under NumPy 2.5, which no longer turns ``[n]`` into an integer."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from triton.runtime import interpreter
+
+        patch = interpreter._patch_lang_tensor
+
+        def patch_index_too(tensor: Any, *scope: Any) -> None:
+            patch(tensor, *scope)
+            tensor.__index__ = lambda self: int(self.handle.data.item())
+
+        interpreter._patch_lang_tensor = patch_index_too

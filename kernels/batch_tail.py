@@ -1,0 +1,325 @@
+"""The tail of an image pipeline in one operation: flip, standardise, MixUp or CutMix, then blur or noise, then cast.
+
+Every image of the batch has its own parameters, in this order:
+
+1. a horizontal flip;
+2. standardisation ``(x - mean) / std`` per channel, of pixels in [0, 1];
+3. MixUp ``λ x + (1 - λ) x'``, or CutMix: inside a box, the partner's pixels. The partner ``x'`` went through 1 and 2
+   with its own parameters;
+4. by its role, nothing, noise by the cosine schedule (paper, equation 4) or blur by the heat equation (equations 5, 6).
+
+The parameters are explicit: drawing them is left to other functions, so any batch can be repeated. This file holds the
+checks, the definition in plain torch, and the choice of a backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fastmoll.kernels.checks import (
+    INTEGER,
+    check_choice,
+    check_images,
+    check_integer,
+    check_number,
+    check_tensor,
+    check_values,
+)
+from fastmoll.kernels.cosine_noise import cosine_noise
+from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE
+from fastmoll.kernels.heat_blur import check_scales, heat_blur
+from fastmoll.kernels.philox import EPOCH_BITS, INDEX_BITS
+
+BACKENDS: Final = ("auto", "torch", "triton", "cupy")
+DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+FORMATS: Final = (torch.channels_last, torch.contiguous_format)
+
+SIZE_LIMIT: Final = 512
+"""Largest height and width of the fused kernels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail:
+    """The checked arguments of :func:`batch_tail`, defaults filled in: what a backend computes from.
+
+    Attributes:
+        images: uint8 ``(B, H, W, 3)`` or floating point ``(B, C, H, W)``, not empty.
+        batch, channels, height, width: the sizes.
+        mean, std: one number per channel; 0 and 1 for images that are standardised already.
+        sigma_min, sigma_max: blur scales at ``t = 0`` and ``t = 1``, in pixels.
+        index: int64 ``(B,)``, given whenever ``role`` is.
+
+    The other attributes are the arguments of the same name.
+    """
+
+    images: Tensor
+    batch: int
+    channels: int
+    height: int
+    width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: Tensor | None
+    partner: Tensor | None
+    lam: Tensor | None
+    box: Tensor | None
+    role: Tensor | None
+    t: Tensor | None
+    index: Tensor | None
+    seed: int
+    epoch: int
+    sigma_min: float
+    sigma_max: float
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+
+
+def batch_tail(
+    images: Tensor,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    flip: Tensor | None = None,
+    partner: Tensor | None = None,
+    lam: Tensor | None = None,
+    box: Tensor | None = None,
+    role: Tensor | None = None,
+    t: Tensor | None = None,
+    index: Tensor | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    sigma_min: float = 0.3,
+    sigma_max: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    memory_format: torch.memory_format = torch.channels_last,
+    backend: str = "auto",
+) -> Tensor:
+    """Turn a batch of pixels into the batch that a network trains on.
+
+    Noise is a function of (seed, epoch, sample id) alone, the same in every backend (see
+    :func:`fastmoll.kernels.cosine_noise.cosine_noise`). The arithmetic is float32 and rounded once, at the end; for
+    outputs in half precision the fused backends multiply float16 operands in the blur and sum them in float32.
+
+    Args:
+        images: uint8 ``(B, H, W, 3)``, as decoders give them, or float16, bfloat16 or float32 ``(B, C, H, W)``; any
+            strides.
+        mean: one number per channel, for pixels in [0, 1] (uint8 is divided by 255); None for floating-point images
+            that are standardised already. Given with ``std`` or not at all.
+        std: likewise, positive.
+        flip: bool ``(B,)``: mirror left and right.
+        partner: int64 ``(B,)``, positions in the batch: the second image of MixUp or CutMix.
+        lam: float32 ``(B,)`` in [0, 1]: MixUp's weight of the image itself.
+        box: int32 ``(B, 4)``, ``y0, y1, x0, x1`` with ``0 <= y0 <= y1 <= H`` and ``0 <= x0 <= x1 <= W``, in the
+            coordinates of the result: where CutMix shows the partner. Exactly one of ``lam`` and ``box`` goes with
+            ``partner``.
+        role: int8 ``(B,)``: 0 clean, 1 noise, 2 blur, 3 pure noise (``t`` counts as 1). None mollifies nothing.
+        t: temperatures, float32 ``(B,)`` in [0, 1]; given with ``role`` or not at all.
+        index: sample ids, integer ``(B,)``, in [0, 2^48); default ``0 ... B-1``.
+        seed: int in [0, 2^64).
+        epoch: int in [0, 2^24).
+        sigma_min: blur scale at ``t = 0``, in pixels, positive.
+        sigma_max: blur scale at ``t = 1``, in pixels, at least ``sigma_min``; default: the width ``W``, or
+            ``sigma_min`` for images narrower than that.
+        dtype: of the result: bfloat16, float16 or float32.
+        memory_format: of the result: ``torch.channels_last`` or ``torch.contiguous_format``.
+        backend: ``"torch"``, ``"triton"`` or ``"cupy"``; ``"auto"`` takes Triton for images on a CUDA device that are
+            not larger than the fused kernels allow, plain torch for all others.
+
+    Returns:
+        A new tensor ``(B, C, H, W)`` of ``dtype`` in ``memory_format``, on images' device.
+
+    Raises:
+        ValueError: an argument outside the ranges above, on another device than ``images``, or images that require
+            grad; before anything is computed. The *values* of tensors on a GPU are not looked at, which would stall
+            the host in every step: there, partners and boxes outside the batch or the image are clamped to it.
+    """
+    tail = check_tail(
+        images,
+        mean=mean,
+        std=std,
+        flip=flip,
+        partner=partner,
+        lam=lam,
+        box=box,
+        role=role,
+        t=t,
+        index=index,
+        seed=seed,
+        epoch=epoch,
+        sigma_min=sigma_min,
+        sigma_max=sigma_max,
+        dtype=dtype,
+        memory_format=memory_format,
+    )
+    check_choice("backend", backend, BACKENDS)
+    fits = max(tail.height, tail.width) <= SIZE_LIMIT
+    if backend == "auto":
+        backend = "triton" if images.is_cuda and fits and _has_triton() else "torch"
+    if backend != "torch" and not fits:
+        raise ValueError(
+            f"images must be at most {SIZE_LIMIT} pixels high and wide for backend {backend!r}, "
+            f"got {tail.height} x {tail.width}"
+        )
+    if tail.batch == 0:
+        shape = (0, tail.channels, tail.height, tail.width)
+        return torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
+    # Imported here: Triton and CuPy take seconds to load, and not every machine has them.
+    if backend == "triton":
+        from fastmoll.kernels.batch_tail_triton import batch_tail_triton
+
+        return batch_tail_triton(tail)
+    if backend == "cupy":
+        from fastmoll.kernels.batch_tail_cupy import batch_tail_cupy
+
+        return batch_tail_cupy(tail)
+    with torch.no_grad():
+        return batch_tail_torch(tail)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def check_tail(
+    images: Tensor,
+    *,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    flip: Tensor | None,
+    partner: Tensor | None,
+    lam: Tensor | None,
+    box: Tensor | None,
+    role: Tensor | None,
+    t: Tensor | None,
+    index: Tensor | None,
+    seed: int,
+    epoch: int,
+    sigma_min: float,
+    sigma_max: float | None,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+) -> Tail:
+    """Check the arguments of :func:`batch_tail` and fill in the defaults; raises ``ValueError`` as it says there."""
+    pixels = isinstance(images, Tensor) and images.dtype == torch.uint8
+    if pixels:
+        check_tensor("images", images, (None, None, None, 3), (torch.uint8,), None)
+        batch, height, width, channels = images.shape
+        if min(height, width) < 1:
+            raise ValueError(f"images must have at least one row and column, got shape {tuple(images.shape)}")
+    else:
+        check_images("images", images)
+        check_tensor("images", images, None, DTYPES, None)
+        batch, channels, height, width = images.shape
+    device = images.device
+
+    for name, value, other in (("mean", mean, std), ("std", std, mean)):
+        if value is None and (pixels or other is not None):
+            raise ValueError(f"{name} must be given for uint8 images and with its counterpart, got None")
+        if value is not None and len(value) != channels:
+            raise ValueError(f"{name} must have one number for each of {channels} channels, got {tuple(value)}")
+    shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate(mean or (0.0,) * channels))
+    scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate(std or (1.0,) * channels))
+
+    if flip is not None:
+        check_tensor("flip", flip, (batch,), (torch.bool,), device)
+    if (partner is None) != (lam is None and box is None) or not (lam is None or box is None):
+        given = [name for name, value in (("partner", partner), ("lam", lam), ("box", box)) if value is not None]
+        raise ValueError(f"partner must be given with exactly one of lam and box, got {', '.join(given)}")
+    if partner is not None:
+        check_tensor("partner", partner, (batch,), (torch.int64,), device)
+        _check_cpu_values("partner", partner, (partner >= 0) & (partner < batch), f"lie in [0, {batch})")
+    if lam is not None:
+        check_tensor("lam", lam, (batch,), (torch.float32,), device)
+        _check_cpu_values("lam", lam, (lam >= 0) & (lam <= 1), "lie in [0, 1]")
+    if box is not None:
+        check_tensor("box", box, (batch, 4), (torch.int32,), device)
+        low, high = box[:, 0::2], box[:, 1::2]
+        good = (low >= 0) & (low <= high) & (high <= torch.tensor((height, width), device=device))
+        good = good.repeat_interleave(2, 1)
+        _check_cpu_values("box", box, good, f"be y0 <= y1, x0 <= x1 inside {height} x {width} pixels")
+
+    if (role is None) != (t is None):
+        raise ValueError(f"role and t must be given together, got {'t' if role is None else 'role'} alone")
+    if role is not None and t is not None:
+        check_tensor("role", role, (batch,), (torch.int8,), device)
+        _check_cpu_values("role", role, (role >= 0) & (role <= PURE_NOISE), f"lie in [0, {PURE_NOISE}]")
+        check_tensor("t", t, (batch,), (torch.float32,), device)
+        _check_cpu_values("t", t, (t >= 0) & (t <= 1), "lie in [0, 1]")
+    check_integer("seed", seed, 0, 2**64)
+    check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
+    if index is not None:
+        check_tensor("index", index, (batch,), INTEGER, device)
+        index = index.long()
+        _check_cpu_values("index", index, (index >= 0) & (index < 2**INDEX_BITS), f"lie in [0, 2**{INDEX_BITS})")
+    elif role is not None:
+        index = torch.arange(batch, device=device)
+
+    sigma_min = check_number("sigma_min", sigma_min, above=0.0)
+    sigma_min, sigma_max = check_scales(sigma_min, max(sigma_min, width) if sigma_max is None else sigma_max)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+    if memory_format not in FORMATS:
+        raise ValueError(f"memory_format must be one of {', '.join(map(str, FORMATS))}, got {memory_format}")
+    return Tail(
+        images=images.detach(),
+        batch=batch,
+        channels=channels,
+        height=height,
+        width=width,
+        mean=shift,
+        std=scale,
+        flip=flip,
+        partner=partner,
+        lam=lam,
+        box=box,
+        role=role,
+        t=t,
+        index=index,
+        seed=seed,
+        epoch=epoch,
+        sigma_min=sigma_min,
+        sigma_max=sigma_max,
+        dtype=dtype,
+        memory_format=memory_format,
+    )
+
+
+def _check_cpu_values(name: str, values: Tensor, ok: Tensor, wanted: str) -> None:
+    # An assertion on the device would be four more launches an argument, beside a handful for the whole operation.
+    if values.device.type == "cpu":
+        check_values(name, values, ok, wanted)
+
+
+def batch_tail_torch(tail: Tail) -> Tensor:
+    """The definition, in plain torch: float32, rounded once at the end. Waits for the device if that is a GPU."""
+    images = tail.images
+    x = images.permute(0, 3, 1, 2).float() / 255.0 if images.dtype == torch.uint8 else images.float()
+    mean, std = (torch.tensor(value, device=x.device).view(-1, 1, 1) for value in (tail.mean, tail.std))
+    x = (x - mean) / std
+    if tail.flip is not None:
+        x = torch.where(tail.flip.view(-1, 1, 1, 1), x.flip(3), x)
+    if tail.partner is not None:
+        other = x[tail.partner]
+        if tail.lam is not None:
+            lam = tail.lam.view(-1, 1, 1, 1)
+            x = lam * x + (1.0 - lam) * other
+        elif tail.box is not None:
+            y0, y1, x0, x1 = tail.box.view(-1, 4, 1, 1, 1).unbind(1)
+            row = torch.arange(tail.height, device=x.device).view(-1, 1)
+            column = torch.arange(tail.width, device=x.device)
+            x = torch.where((row >= y0) & (row < y1) & (column >= x0) & (column < x1), other, x)
+    if tail.role is not None and tail.t is not None and tail.index is not None:
+        t = torch.where(tail.role == PURE_NOISE, 1.0, tail.t)
+        noised = torch.isin(tail.role, torch.tensor((NOISE, PURE_NOISE), device=x.device)).nonzero().squeeze(1)
+        blurred = (tail.role == BLUR).nonzero().squeeze(1)
+        x[noised] = cosine_noise(x[noised], t[noised], seed=tail.seed, epoch=tail.epoch, index=tail.index[noised])
+        x[blurred] = heat_blur(x[blurred], t[blurred], sigma_min=tail.sigma_min, sigma_max=tail.sigma_max)
+    return torch.empty(x.shape, dtype=tail.dtype, device=x.device, memory_format=tail.memory_format).copy_(x)

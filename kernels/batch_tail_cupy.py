@@ -1,0 +1,180 @@
+"""The CuPy backend of :mod:`fastmoll.kernels.batch_tail`: how ``batch_tail.cu`` is compiled and launched."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from fastmoll.kernels.batch_tail import Tail, batch_tail
+from fastmoll.kernels.cuda_toolchain import load_kernel, shared_limit
+from fastmoll.kernels.philox import EPOCH_BITS, NOISE
+
+_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""Codes of the enumeration in ``batch_tail.cu``, for inputs and outputs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launch of the kernel, ready for CuPy or for anything else that can run it.
+
+    Attributes:
+        macros: what the source is compiled with.
+        grid: blocks in x and y.
+        threads: threads a block.
+        shared: bytes of dynamic shared memory a block.
+        arguments: NumPy scalars, pointers as uint64.
+        keep: tensors that the pointers lead to.
+    """
+
+    macros: tuple[tuple[str, int], ...]
+    grid: tuple[int, int]
+    threads: int
+    shared: int
+    arguments: tuple[np.generic, ...]
+    keep: tuple[Tensor, ...]
+
+
+def batch_tail_cupy(tail: Tail) -> Tensor:
+    """Compute :func:`fastmoll.kernels.batch_tail.batch_tail` in one launch on torch's current stream.
+
+    Raises:
+        ValueError: images that are not on a CUDA device.
+        ImportError: there is no CuPy.
+        RuntimeError: CuPy, NVRTC and the driver do not fit together, or the GPU is older than compute capability 8.0.
+    """
+    device = tail.images.device
+    if device.type != "cuda":
+        raise ValueError(f"images must be on a CUDA device for backend 'cupy', got {device}")
+    with torch.cuda.device(device):
+        out = torch.empty(
+            (tail.batch, tail.channels, tail.height, tail.width),
+            dtype=tail.dtype,
+            device=device,
+            memory_format=tail.memory_format,
+        )
+        launch = plan(tail, out, shared_limit(out.get_device()))
+        kernel = load_kernel("batch_tail.cu", "batch_tail", launch.macros, out.get_device())
+        kernel.launch(
+            launch.grid, launch.threads, launch.shared, launch.arguments, torch.cuda.current_stream().cuda_stream
+        )
+    return out
+
+
+def batch_tail_arrays(images: Any, **arguments: Any) -> Any:
+    """:func:`fastmoll.kernels.batch_tail.batch_tail` for arrays of any library that speaks DLPack, CuPy first of all.
+
+    Nothing is copied on the way in or out. The work goes to the current stream of CuPy if ``images`` are a CuPy array,
+    and to that of torch for all others.
+
+    Args:
+        images: an array as in :func:`~fastmoll.kernels.batch_tail.batch_tail`.
+        arguments: the arguments of that function; arrays may come from any library. ``backend`` is ``"cupy"`` unless
+            given.
+
+    Returns:
+        An array of the library that ``images`` belong to.
+
+    Raises:
+        ValueError: as :func:`~fastmoll.kernels.batch_tail.batch_tail`, and for images without DLPack.
+    """
+    if not hasattr(images, "__dlpack__"):
+        raise ValueError(f"images must be an array that supports DLPack, got {type(images).__name__}")
+    arguments = {"backend": "cupy"} | arguments
+    if isinstance(images, Tensor):
+        return batch_tail(images, **_to_torch(arguments))
+    space = images.__array_namespace__()
+    if space.__name__.partition(".")[0] != "cupy":
+        return space.from_dlpack(batch_tail(from_dlpack(images), **_to_torch(arguments)))
+    device = images.device.id
+    stream = torch.cuda.ExternalStream(space.cuda.get_current_stream().ptr, device=device)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        return space.from_dlpack(batch_tail(from_dlpack(images), **_to_torch(arguments)))
+
+
+def _to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, Tensor) else value
+        for name, value in arguments.items()
+    }
+
+
+def plan(tail: Tail, out: Tensor, shared_limit: int) -> Launch:
+    """Lay out the launch that fills ``out``.
+
+    Args:
+        tail: the checked arguments.
+        out: ``(B, C, H, W)`` of the dtype and memory format asked for, on images' device.
+        shared_limit: bytes of shared memory that a block may have on the device, at least 99 KiB.
+    """
+    images = tail.images
+    pixels = images.dtype == torch.uint8
+    output = _TYPES[tail.dtype]
+    if pixels:
+        image_stride, row_stride, column_stride, channel_stride = images.stride()
+    else:
+        image_stride, channel_stride, row_stride, column_stride = images.stride()
+    fast = (
+        pixels
+        and output != 0
+        and (column_stride, channel_stride, row_stride) == (3, 1, 3 * tail.width)
+        and (images.data_ptr() | image_stride | tail.width) % 8 == 0
+    )
+
+    # Three fast kernels for three kinds of batch; the slow ones decide as they go.
+    mix = 3 if not fast else 0 if tail.partner is None else 1 if tail.lam is not None else 2
+    groups = -(-tail.width // 32)
+    warps = max(4, -(-groups // -(-groups // 8)))
+    # Shared memory as batch_tail.cu has it: T, or h and what it is made with; A_H; the table of A_W.
+    halves = 1 if output else 2
+    longest = max(tail.height, tail.width)
+    work = 4 * (3 * 32 * -(-longest // 32) + 2 + 4 * longest + 2)
+    table = 4 * 3 * 32 * groups
+    for rows in (32, 16):
+        matrix_offset = max(halves * (3 if fast else 1) * rows * (32 * groups + 8) * 2, -(-work // 16) * 16)
+        table_offset = matrix_offset + halves * rows * (-(-tail.height // 16) * 16 + 8) * 2
+        shared = 0 if tail.role is None else table_offset + table
+        if shared <= shared_limit:
+            break
+
+    parameters = [
+        _scale_bias(tail.mean, tail.std, pixels, images.device),
+        *(
+            None if value is None else value.contiguous()
+            for value in (tail.flip, tail.partner, tail.lam, tail.box, tail.role, tail.t, tail.index)
+        ),
+    ]
+    keep = tuple(tensor for tensor in (images, out, *parameters) if tensor is not None)
+    pointers = [images.data_ptr(), out.data_ptr(), *(0 if value is None else value.data_ptr() for value in parameters)]
+    out_image, out_channel, out_row, out_column = out.stride()
+    arguments: tuple[np.generic, ...] = (
+        *map(np.uint64, pointers),
+        *map(np.int32, (tail.batch, tail.channels, tail.height, tail.width, 0 if pixels else _TYPES[images.dtype])),
+        *map(np.int64, (image_stride, row_stride, column_stride, channel_stride)),
+        *map(np.int64, (out_image, out_row, out_column, out_channel)),
+        *map(np.uint32, (tail.seed & 0xFFFFFFFF, tail.seed >> 32, tail.epoch | NOISE << EPOCH_BITS)),
+        *map(np.float32, (np.log(tail.sigma_min), np.log(tail.sigma_max))),
+        *map(np.int32, (matrix_offset, table_offset, tail.memory_format == torch.channels_last)),
+    )
+    return Launch(
+        macros=(("PIXELS", int(pixels)), ("OUTPUT", output), ("FAST", int(fast)), ("MIX", mix), ("ROWS", rows)),
+        grid=(tail.batch * -(-tail.height // rows), 1 if fast else tail.channels),
+        threads=32 * warps,
+        shared=shared,
+        arguments=arguments,
+        keep=keep,
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _scale_bias(mean: tuple[float, ...], std: tuple[float, ...], pixels: bool, device: torch.device) -> Tensor:
+    """What standardises a value, float32 ``(2, C)``: ``scale x + bias`` with ``x`` the byte less 128, or the float."""
+    unit, zero = (255.0, 128.0) if pixels else (1.0, 0.0)
+    scale = [1.0 / (unit * s) for s in std]
+    bias = [(zero / unit - m) / s for m, s in zip(mean, std, strict=True)]
+    return torch.tensor([scale, bias], dtype=torch.float64).to(torch.float32).to(device)

@@ -1,0 +1,573 @@
+"""The batch tail of :mod:`fastmoll.kernels.batch_tail` in Triton: four launches, whatever the roles of the images.
+
+The blur is ``A_H X A_W`` with one small matrix an axis (see :mod:`fastmoll.kernels.heat_blur`). Only ``X A_W`` needs
+the channels apart, so it goes first and leaves ``Z`` with the channels together again, if that is how the result wants
+them; ``A_H Z`` is then one plain product over rows of ``W * C`` numbers, which end up in memory as they come.
+
+1. ``_lines``: ``h`` of both axes, of the blurred images.
+2. ``_prepare``: from ``h``, the matrices ``A_W`` and ``A_H`` of the blurred images, and their standardised, mixed
+   channels ``X``.
+3. ``_across``: ``Z = X A_W`` of the blurred images; the whole way for the clean ones.
+4. ``_down``: ``A_H Z`` of the blurred images; the whole way for the noised ones.
+
+Each program belongs to one image and branches on its role, so nothing is sorted, gathered or known to the host. Clean
+and noised images are memory traffic, the products are arithmetic: side by side in one launch they overlap.
+
+Half-precision results use float16 operands and float32 sums, and a band of each matrix: past ``max(32, 4 σ)`` pixels
+its entries, which sum to less than 1e-4, are left out. Float32 results use neither.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastmoll.kernels.batch_tail import Tail
+from fastmoll.kernels.draw import BLUR, CLEAN, PURE_NOISE
+from fastmoll.kernels.philox_triton import normals, sine_quarter
+
+_CLEAN: tl.constexpr = tl.constexpr(CLEAN)
+_BLUR: tl.constexpr = tl.constexpr(BLUR)
+_PURE_NOISE: tl.constexpr = tl.constexpr(PURE_NOISE)
+
+_MIXUP: tl.constexpr = tl.constexpr(1)
+_CUTMIX: tl.constexpr = tl.constexpr(2)
+
+# Storage of a matrix is a multiple of this, filled up with zeros, so that no product needs to mask it.
+_PAD: Final = 64
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading images
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _flag(flip, image):
+    if flip is None:
+        return 0
+    else:
+        return tl.load(flip + image).to(tl.int32)
+
+
+@triton.jit
+def _recipe(flip, partner, lam, box, image, B, MIX: tl.constexpr):
+    """The scalars that say where the pixels of an image come from."""
+    mirror = _flag(flip, image)
+    second = image
+    mirror2 = mirror
+    part = 1.0
+    y0 = 0
+    y1 = 0
+    x0 = 0
+    x1 = 0
+    if MIX != 0:
+        # A bad partner may give a wrong image, but must not read outside the batch.
+        second = tl.minimum(tl.maximum(tl.load(partner + image), 0), B - 1).to(tl.int32)
+        mirror2 = _flag(flip, second)
+    if MIX == _MIXUP:
+        part = tl.load(lam + image)
+    if MIX == _CUTMIX:
+        y0 = tl.load(box + image * 4)
+        y1 = tl.load(box + image * 4 + 1)
+        x0 = tl.load(box + image * 4 + 2)
+        x1 = tl.load(box + image * 4 + 3)
+    return mirror, second, mirror2, part, y0, y1, x0, x1
+
+
+@triton.jit
+def _pixels(
+    images, image, h, w, c, mask, mirror, second, mirror2, part, y0, y1, x0, x1,
+    W, stride_b, stride_h, stride_w, stride_c, MIX: tl.constexpr,
+):  # fmt: skip
+    """Flipped and mixed pixels at (h, w, c), not standardised: that is affine, so it may come after mixing."""
+    opposite = W - 1 - 2 * w
+    base = images + image.to(tl.int64) * stride_b
+    x = h * stride_h + (w + mirror * opposite) * stride_w + c * stride_c
+    if MIX == 0:
+        return tl.load(base + x, mask, other=0).to(tl.float32)
+    else:
+        other = images + second.to(tl.int64) * stride_b
+        y = h * stride_h + (w + mirror2 * opposite) * stride_w + c * stride_c
+        if MIX == _MIXUP:
+            one = tl.load(base + x, mask, other=0).to(tl.float32)
+            two = tl.load(other + y, mask, other=0).to(tl.float32)
+            return part * one + (1.0 - part) * two
+        else:
+            inside = (h >= y0) & (h < y1) & (w >= x0) & (w < x1)
+            one = tl.load(base + x, mask & (inside == 0), other=0).to(tl.float32)
+            two = tl.load(other + y, mask & inside, other=0).to(tl.float32)
+            return tl.where(inside, two, one)
+
+
+@triton.jit
+def _piece(
+    out, images, image, start, scale, shift, mirror, second, mirror2, part, y0, y1, x0, x1,
+    sigma, sample, epoch, key0, key1, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
+    C: tl.constexpr, MIX: tl.constexpr, PACKED: tl.constexpr, LAST: tl.constexpr, NOISE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Elements ``start ... start + BLOCK - 1`` of an image, in the order of the noise stream: row, column, channel."""
+    size = H * W * C
+    flat = start + tl.arange(0, BLOCK)
+    mask = flat < size
+    pixel = (flat.to(tl.uint32) // C).to(tl.int32)
+    c = flat - pixel * C
+    # The row, pixel // W: exact with inverse = ceil(2^30 / W), as long as there are no more than 2^18 pixels.
+    h = tl.umulhi((pixel << 2).to(tl.uint32), inverse.to(tl.uint32)).to(tl.int32)
+    w = pixel - h * W
+    if PACKED and MIX == 0:
+        if mirror == 0:
+            # The common case is one contiguous run, which the compiler only sees when it is written like this.
+            x = tl.load(images + image.to(tl.int64) * stride_b + flat, mask, other=0).to(tl.float32)
+        else:
+            x = tl.load(
+                images + image.to(tl.int64) * stride_b + flat + (W - 1 - 2 * w) * C, mask, other=0
+            ).to(tl.float32)  # fmt: skip
+    else:
+        x = _pixels(
+            images, image, h, w, c, mask, mirror, second, mirror2, part, y0, y1, x0, x1,
+            W, stride_b, stride_h, stride_w, stride_c, MIX,
+        )  # fmt: skip
+    x = x * scale + shift
+    if NOISE:
+        x += normals(start // 4, BLOCK, sigma, sample, epoch, key0, key1)
+    place = flat if LAST else c * (H * W) + pixel
+    tl.store(out + image.to(tl.int64) * size + place, x.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _pointwise(
+    out, images, affine, flip, partner, lam, box, image, first, last, alpha, sigma, sample, epoch, key0, key1,
+    B, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
+    C: tl.constexpr, MIX: tl.constexpr, PACKED: tl.constexpr, LAST: tl.constexpr, NOISE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Elements ``first ... last - 1`` of a clean or noised image; ``first`` is a multiple of ``C * BLOCK``."""
+    mirror, second, mirror2, part, y0, y1, x0, x1 = _recipe(flip, partner, lam, box, image, B, MIX)
+    # A block is no multiple of 3 long, but three blocks are: with one round of the loop for all channels, the factors
+    # of each of its C blocks are the same in every round.
+    scale0, shift0 = _factors(affine, 0, alpha, C, BLOCK)
+    scale1, shift1 = _factors(affine, 1, alpha, C, BLOCK)
+    scale2, shift2 = _factors(affine, 2, alpha, C, BLOCK)
+    for start in range(first, tl.minimum(last, H * W * C), C * BLOCK):
+        for block in tl.static_range(C):
+            if block == 0:
+                scale = scale0
+                shift = shift0
+            elif block == 1:
+                scale = scale1
+                shift = shift1
+            elif block == 2:
+                scale = scale2
+                shift = shift2
+            else:
+                scale, shift = _factors(affine, block, alpha, C, BLOCK)
+            _piece(
+                out, images, image, start + block * BLOCK, scale, shift,
+                mirror, second, mirror2, part, y0, y1, x0, x1,
+                sigma, sample, epoch, key0, key1, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
+                C, MIX, PACKED, LAST, NOISE, BLOCK,
+            )  # fmt: skip
+
+
+@triton.jit
+def _factors(affine, block, alpha, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Factors and summands of the channels of elements ``block * BLOCK ...``, times ``alpha``."""
+    c = (block * BLOCK + tl.arange(0, BLOCK)) % C
+    return tl.load(affine + c) * alpha, tl.load(affine + C + c) * alpha
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The factors of the blur
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _scale_and_reach(t, image, log_min, log_ratio, H, W, BAND: tl.constexpr):
+    # Below 1e9, where nothing but the mean is left anyway, its square is finite.
+    sigma = tl.minimum(tl.exp(log_min + tl.load(t + image) * log_ratio), 1e9)
+    if BAND:
+        reach = tl.minimum(tl.maximum(4.0 * sigma, 32.0), H + W + 0.0).to(tl.int32)
+    else:
+        reach = H + W
+    return sigma, reach
+
+
+@triton.jit
+def _lines(
+    lines, cosines, role, t, H, W, second_table, line_size, log_min, log_ratio,
+    AXES: tl.constexpr, TERMS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """``PLACES`` of the numbers ``h[0 ... N]`` of an image and axis, of the width first."""
+    pieces = line_size // PLACES
+    place = tl.program_id(0) // pieces
+    axis = place % AXES
+    N = tl.where(axis == 0, W, H)
+    m = tl.program_id(0) % pieces * PLACES + tl.arange(0, PLACES)
+    if tl.load(role + place // AXES) == _BLUR:
+        sigma = _scale_and_reach(t, place // AXES, log_min, log_ratio, H, W, False)[0]
+        step = sigma * 3.141592653589793 / N
+        # exp(-20) is 2e-9: what follows is not seen in a float32 sum whose first term is 1.
+        terms = tl.minimum(6.33 / step, N - 1.0).to(tl.int32) + 1
+        table = cosines + axis * second_table + m[None, :]
+        total = tl.zeros([TERMS, PLACES], tl.float32)
+        for term in range(0, terms, TERMS):
+            k = term + tl.arange(0, TERMS)
+            decay = k * step
+            decay = tl.exp(-0.5 * decay * decay)
+            total += decay[:, None] * tl.load(table + k[:, None] * line_size, (k < N)[:, None], other=0.0)
+        tl.store(lines + place.to(tl.int64) * line_size + m, tl.sum(total, 0))
+
+
+@triton.jit
+def _prepare(
+    x, matrices, lines, images, affine, flip, partner, lam, box, role, t,
+    B, H, W, stride_b, stride_h, stride_w, stride_c, x_row, line_size, log_min, log_ratio,
+    C: tl.constexpr, MIX: tl.constexpr, AXES: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
+    BAND: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """``ROWS`` rows of ``X``, of ``A_W`` and of ``A_H``, of a blurred image. The matrices are filled up with zeros to
+    multiples of ``PAD`` rows."""
+    blocks = tl.cdiv(tl.maximum(H, W), PAD) * (PAD // ROWS)
+    image = tl.program_id(0) // blocks
+    if tl.load(role + image) == _BLUR:
+        first = tl.program_id(0) % blocks * ROWS
+        h = first + tl.arange(0, ROWS)[:, None]
+        w = tl.arange(0, SIDE)[None, :]
+        reach = _scale_and_reach(t, image, log_min, log_ratio, H, W, BAND)[1]
+        apart = tl.abs(h - w)
+        for axis in tl.static_range(AXES):
+            N = W if axis == 0 else H
+            place = (image * AXES + axis).to(tl.int64)
+            mirrored = h + w + 1
+            mirrored = tl.minimum(mirrored, 2 * N - mirrored)
+            mask = (h < N) & (w < N) & (apart <= reach)
+            line = lines + place * line_size
+            value = tl.load(line + apart, mask, other=0.0) + tl.load(line + mirrored, mask, other=0.0)
+            tl.store(matrices + place * (SIDE * SIDE) + h * SIDE + w, value.to(matrices.dtype.element_ty))
+        if first < H:
+            mirror, second, mirror2, part, y0, y1, x0, x1 = _recipe(flip, partner, lam, box, image, B, MIX)
+            mask = (h < H) & (w < W)
+            for c in range(C):
+                value = _pixels(
+                    images, image, h, w, c, mask, mirror, second, mirror2, part, y0, y1, x0, x1,
+                    W, stride_b, stride_h, stride_w, stride_c, MIX,
+                )  # fmt: skip
+                value = tl.where(mask, value * tl.load(affine + c) + tl.load(affine + C + c), 0.0)
+                plane = x + (image.to(tl.int64) * C + c) * H * x_row
+                tl.store(plane + h * x_row + w, value.to(x.dtype.element_ty), (h < H) & (w < x_row))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The two products
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _eighths(x, BM: tl.constexpr, BN: tl.constexpr):
+    """Columns 0, 8, 16 ..., columns 1, 9, 17 ..., and so on."""
+    even, odd = tl.split(tl.reshape(x, [BM, BN // 8, 2, 2, 2]))
+    even0, even1 = tl.split(even)
+    odd0, odd1 = tl.split(odd)
+    x0, x4 = tl.split(even0)
+    x2, x6 = tl.split(even1)
+    x1, x5 = tl.split(odd0)
+    x3, x7 = tl.split(odd1)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit
+def _eight(x0, x1, x2, x3, x4, x5, x6, x7, BM: tl.constexpr, BN: tl.constexpr):
+    """The reverse of :func:`_eighths`, with the eight in a dimension of their own."""
+    even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
+    odd = tl.join(tl.join(x1, x5), tl.join(x3, x7))
+    return tl.reshape(tl.join(even, odd), [BM, BN // 8, 8])
+
+
+@triton.jit
+def _store_interleaved(target, a, b, c, r, column, H, z_row, BM: tl.constexpr, BN: tl.constexpr):
+    """Store rows ``a0 b0 c0 a1 b1 c1 ...``: eight numbers of each are three runs of eight, one wide store each."""
+    a0, a1, a2, a3, a4, a5, a6, a7 = _eighths(a, BM, BN)
+    b0, b1, b2, b3, b4, b5, b6, b7 = _eighths(b, BM, BN)
+    c0, c1, c2, c3, c4, c5, c6, c7 = _eighths(c, BM, BN)
+    f = column * 3 + tl.arange(0, BN // 8)[None, :, None] * 24 + tl.arange(0, 8)[None, None, :]
+    target += r[:, None, None] * z_row + f
+    mask = (r < H)[:, None, None]
+    tl.store(target, _eight(a0, b0, c0, a1, b1, c1, a2, b2, BM, BN), mask & (f < z_row))
+    tl.store(target + 8, _eight(c2, a3, b3, c3, a4, b4, c4, a5, BM, BN), mask & (f + 8 < z_row))
+    tl.store(target + 16, _eight(b5, c5, a6, b6, c6, a7, b7, c7, BM, BN), mask & (f + 16 < z_row))
+
+
+@triton.jit
+def _across(
+    out, z, x, matrices, images, affine, flip, partner, lam, box, role, t,
+    B, H, W, inverse, stride_b, stride_h, stride_w, stride_c, x_row, z_image, z_row, z_channel, z_column, axes, chunk,
+    log_min, log_ratio,
+    C: tl.constexpr, GROUP: tl.constexpr, MIX: tl.constexpr, PACKED: tl.constexpr, LAST: tl.constexpr,
+    SIDE: tl.constexpr, BAND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``Z = X A_W`` for ``BM`` rows, ``BN`` columns and ``GROUP`` channels of a blurred image; clean images."""
+    row_blocks = tl.cdiv(H, BM)
+    column_blocks = tl.cdiv(W, BN)
+    programs = row_blocks * column_blocks * (C // GROUP)
+    image = tl.program_id(0) // programs
+    program = tl.program_id(0) % programs
+    if role is None:
+        kind = _CLEAN
+    else:
+        kind = tl.load(role + image)
+    if kind == _CLEAN:
+        _pointwise(
+            out, images, affine, flip, partner, lam, box, image, program * chunk, (program + 1) * chunk, 1.0, 0.0,
+            0, 0, 0, 0, B, H, W, inverse, stride_b, stride_h, stride_w, stride_c, C, MIX, PACKED, LAST, False, BLOCK,
+        )  # fmt: skip
+    elif role is not None:
+        if kind == _BLUR:
+            operand = x.dtype.element_ty
+            channel = program // column_blocks // row_blocks * GROUP
+            column = program % column_blocks * BN
+            r = program // column_blocks % row_blocks * BM + tl.arange(0, BM)
+            n = column + tl.arange(0, BN)
+            reach = _scale_and_reach(t, image, log_min, log_ratio, H, W, BAND)[1]
+            begin = tl.maximum(column - reach, 0) // BK * BK
+            end = tl.minimum(column + BN + reach, W)
+            # Read along its rows, which the symmetry allows.
+            matrix = matrices + (image * axes).to(tl.int64) * (SIDE * SIDE) + n[None, :] * SIDE
+            source = x + (image.to(tl.int64) * C + channel) * H * x_row + r[:, None] * x_row
+            acc0 = tl.zeros([BM, BN], tl.float32)
+            if GROUP == 3:
+                acc1 = tl.zeros([BM, BN], tl.float32)
+                acc2 = tl.zeros([BM, BN], tl.float32)
+            for start in range(begin, end, BK):
+                k = start + tl.arange(0, BK)
+                weights = tl.load(matrix + k[:, None])
+                # Rows past the last one are somebody else's: they stay in their own sums, which nobody stores.
+                mask = (k < x_row)[None, :]
+                acc0 = tl.dot(tl.load(source + k[None, :], mask, other=0.0), weights, acc0, input_precision="tf32x3")
+                if GROUP == 3:
+                    plane = H * x_row
+                    acc1 = tl.dot(tl.load(source + plane + k[None, :], mask, other=0.0), weights, acc1)
+                    acc2 = tl.dot(tl.load(source + 2 * plane + k[None, :], mask, other=0.0), weights, acc2)
+            if GROUP == 3:
+                _store_interleaved(
+                    z + image.to(tl.int64) * z_image, acc0.to(operand), acc1.to(operand), acc2.to(operand),
+                    r, column, H, z_row, BM, BN,
+                )  # fmt: skip
+            else:
+                target = z + image.to(tl.int64) * z_image + channel * z_channel
+                mask = (r < H)[:, None] & (n < W)[None, :]
+                tl.store(target + r[:, None] * z_row + n[None, :] * z_column, acc0.to(operand), mask)
+
+
+# One kernel for all seeds and epochs: no variants for numbers that are 1 or multiples of 16.
+@triton.jit(do_not_specialize=["epoch", "key0", "key1"])
+def _down(
+    out, z, matrices, images, affine, flip, partner, lam, box, role, t, index,
+    B, H, W, inverse, stride_b, stride_h, stride_w, stride_c, z_row, axes, planes, columns, chunk,
+    log_min, log_ratio, epoch, key0, key1,
+    C: tl.constexpr, MIX: tl.constexpr, PACKED: tl.constexpr, LAST: tl.constexpr,
+    SIDE: tl.constexpr, BAND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``A_H Z`` for ``BM`` rows and ``BN`` columns of one plane of a blurred image; noised images."""
+    row_blocks = tl.cdiv(H, BM)
+    column_blocks = tl.cdiv(columns, BN)
+    programs = row_blocks * column_blocks * planes
+    image = tl.program_id(0) // programs
+    program = tl.program_id(0) % programs
+    kind = tl.load(role + image)
+    if kind == _BLUR:
+        plane = program // column_blocks // row_blocks
+        column = program % column_blocks * BN
+        row = program // column_blocks % row_blocks * BM
+        r = row + tl.arange(0, BM)
+        f = column + tl.arange(0, BN)
+        reach = _scale_and_reach(t, image, log_min, log_ratio, H, W, BAND)[1]
+        begin = tl.maximum(row - reach, 0) // BK * BK
+        end = tl.minimum(row + BM + reach, H)
+        matrix = matrices + (image * axes + axes - 1).to(tl.int64) * (SIDE * SIDE) + r[:, None] * SIDE
+        source = z + (image.to(tl.int64) * planes + plane) * H * z_row + f[None, :]
+        acc = tl.zeros([BM, BN], tl.float32)
+        for start in range(begin, end, BK):
+            k = start + tl.arange(0, BK)
+            weights = tl.load(matrix + k[None, :])
+            # Columns past the last one stay in their own sums, which nobody stores; rows past it would enter all.
+            rows = tl.load(source + k[:, None] * z_row, (k < H)[:, None], other=0.0)
+            acc = tl.dot(weights, rows, acc, input_precision="tf32x3")
+        target = out + image.to(tl.int64) * (H * W * C) + plane * (H * W)
+        mask = (r < H)[:, None] & (f < columns)[None, :]
+        tl.store(target + r[:, None] * columns + f[None, :], acc.to(out.dtype.element_ty), mask)
+    elif kind != _CLEAN:
+        level = tl.where(kind == _PURE_NOISE, 1.0, tl.load(t + image))
+        # The cosine as the sine of the complement: exactly 0 at t = 1, and accurate in relative terms near it.
+        _pointwise(
+            out, images, affine, flip, partner, lam, box, image, program * chunk, (program + 1) * chunk,
+            sine_quarter(1.0 - level), sine_quarter(level),
+            tl.load(index + image), epoch, key0, key1, B, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
+            C, MIX, PACKED, LAST, True, BLOCK,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Launching
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Block sizes of one of the products, its warps and its pipeline stages."""
+
+    BM: int
+    BN: int
+    BK: int
+    BLOCK: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The block sizes of a launch: a function of the result's dtype and memory format alone."""
+
+    across: Blocks
+    down: Blocks
+
+
+def plan(dtype: torch.dtype, group: int) -> Plan:
+    """Block sizes for results of ``dtype``, ``group`` channels at a time in the first product."""
+    if dtype == torch.float32:
+        return Plan(across=Blocks(64, 32, 32, 512, 4, 2), down=Blocks(64, 64, 32, 1024, 8, 2))
+    return Plan(across=Blocks(64, 64, 32, 1024, 8, 3), down=Blocks(64, 128, 32, 512, 4, 4))
+
+
+@functools.lru_cache(maxsize=32)
+def _cosines(sizes: tuple[int, ...], width: int, device: torch.device) -> Tensor:
+    """``ε_k / (2N) cos(π k m / N)``, float32: a row for each ``k = 0 ... N-1``, a column for each ``m < width``; the
+    tables of all sizes below each other."""
+    tables = []
+    for size in sizes:
+        k, m = torch.arange(size).unsqueeze(1), torch.arange(width)
+        table = torch.cos((k * m % (2 * size)).double() * (math.pi / size)) / size
+        table[0] /= 2.0
+        tables.append(table)
+    return torch.cat(tables).float().to(device)
+
+
+@functools.lru_cache(maxsize=32)
+def _affine(mean: tuple[float, ...], std: tuple[float, ...], unit: float, device: torch.device) -> Tensor:
+    """Factors and summands ``(2, C)`` of the standardisation of pixels in [0, ``1 / unit``]."""
+    pairs = [(unit / s, -m / s) for m, s in zip(mean, std, strict=True)]
+    return torch.tensor(pairs, dtype=torch.float64).T.contiguous().float().to(device)
+
+
+def _signed(word: int) -> int:
+    """A 32-bit word as a signed number, so that every seed compiles to the same kernel."""
+    return word - 2**32 if word >= 2**31 else word
+
+
+_PLACES: Final = 64
+_ROWS: Final = 16
+
+
+def batch_tail_triton(tail: Tail, out: Tensor | None = None) -> Tensor:
+    """Run :func:`fastmoll.kernels.batch_tail.batch_tail` in Triton.
+
+    Args:
+        tail: the checked arguments; images of at most 512 x 512 pixels, on a CUDA device (or, in Triton's interpreter,
+            on the CPU). Nothing waits for the device.
+        out: where to write; default: a new tensor.
+
+    Returns:
+        ``(B, C, H, W)``, see there.
+    """
+    images = tail.images
+    device = images.device
+    B, C, H, W = tail.batch, tail.channels, tail.height, tail.width
+    if out is None:
+        out = torch.empty((B, C, H, W), dtype=tail.dtype, device=device, memory_format=tail.memory_format)
+    last = tail.memory_format == torch.channels_last
+    pixels = images.dtype == torch.uint8
+    if pixels:
+        images = images.permute(0, 3, 1, 2)
+    if sum((size - 1) * stride for size, stride in zip(images.shape[1:], images.stride()[1:], strict=True)) >= 2**31:
+        images = images.contiguous()  # Offsets inside an image are 32 bits wide.
+    stride_b, stride_c, stride_h, stride_w = images.stride()
+    packed = (stride_c == 1 or C == 1) and (stride_w == C or W == 1) and (stride_h == W * C or H == 1)
+    mix = 0 if tail.partner is None else 1 if tail.lam is not None else 2
+
+    # Three channels at once share the loads of the matrix; in float32, their operands would not fit the registers.
+    group = 3 if last and C == 3 and tail.dtype != torch.float32 else 1
+    blocks = plan(tail.dtype, group)
+    constants = {"C": C, "MIX": mix, "PACKED": packed, "LAST": last}
+    flip = None if tail.flip is None else tail.flip.contiguous().view(torch.uint8)
+    partner, lam, box = (None if x is None else x.contiguous() for x in (tail.partner, tail.lam, tail.box))
+    affine = _affine(tail.mean, tail.std, 1.0 / 255.0 if pixels else 1.0, device)
+
+    across, down = blocks.across, blocks.down
+    programs = triton.cdiv(H, across.BM) * triton.cdiv(W, across.BN) * (C // group)
+    common = (images, affine, flip, partner, lam, box)
+    strides = (stride_b, stride_h, stride_w, stride_c)
+    inverse = triton.cdiv(2**30, W)
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        if tail.role is None or tail.t is None or tail.index is None:
+            _across[(B * programs,)](
+                out, out, out, out, *common, None, None, B, H, W, inverse, *strides, 0, 0, 0, 0, 0, 0,
+                _chunk(H * W * C, programs, C * across.BLOCK), 0.0, 0.0,
+                **constants, GROUP=group, SIDE=_PAD, BAND=False, **dataclasses.asdict(across),
+            )  # fmt: skip
+            return out
+
+        role, t, index = tail.role.contiguous(), tail.t.contiguous(), tail.index.contiguous()
+        band = tail.dtype != torch.float32
+        operand = torch.float16 if band else torch.float32
+        logs = math.log(tail.sigma_min), math.log(tail.sigma_max / tail.sigma_min)
+        axes = 1 if H == W else 2
+        side = max(_PAD, triton.next_power_of_2(max(H, W)))
+        line_size = (max(H, W) + _PLACES) // _PLACES * _PLACES
+        cosines = _cosines((W, H)[:axes], line_size, device)
+        lines = torch.empty(B * axes, line_size, dtype=torch.float32, device=device)
+        matrices = torch.empty(B * axes, side, side, dtype=operand, device=device)
+        # Rows start at multiples of 16 numbers, for wide loads. The slack at the end is for the last block, which reads
+        # past the rows and columns there are.
+        planes, columns = (1, W * C) if last else (C, W)
+        x_row, z_row = triton.cdiv(W, 16) * 16, triton.cdiv(columns, 16) * 16
+        x = torch.empty((B * C * H + across.BM) * x_row, dtype=operand, device=device)
+        z = torch.empty(B * planes * H * z_row + down.BN, dtype=operand, device=device)
+        _lines[(B * axes * (line_size // _PLACES),)](
+            lines, cosines, role, t, H, W, W * line_size, line_size, *logs, AXES=axes, TERMS=32, PLACES=_PLACES
+        )
+        _prepare[(B * triton.cdiv(max(H, W), _PAD) * (_PAD // _ROWS),)](
+            x, matrices, lines, *common, role, t, B, H, W, *strides, x_row, line_size, *logs,
+            C=C, MIX=mix, AXES=axes, ROWS=_ROWS, SIDE=side, BAND=band, PAD=_PAD, num_warps=8,
+        )  # fmt: skip
+        _across[(B * programs,)](
+            out, z, x, matrices, *common, role, t, B, H, W, inverse, *strides,
+            x_row, planes * H * z_row, z_row, 1 if last else H * z_row, C if last else 1, axes,
+            _chunk(H * W * C, programs, C * across.BLOCK), *logs,
+            **constants, GROUP=group, SIDE=side, BAND=band, **dataclasses.asdict(across),
+        )  # fmt: skip
+        programs = triton.cdiv(H, down.BM) * triton.cdiv(columns, down.BN) * planes
+        _down[(B * programs,)](
+            out, z, matrices, *common, role, t, index, B, H, W, inverse, *strides, z_row, axes, planes,
+            columns, _chunk(H * W * C, programs, C * down.BLOCK), *logs,
+            tail.epoch, _signed(tail.seed & 0xFFFFFFFF), _signed(tail.seed >> 32),
+            **constants, SIDE=side, BAND=band, **dataclasses.asdict(down),
+        )  # fmt: skip
+    return out
+
+
+def _chunk(size: int, programs: int, unit: int) -> int:
+    """Elements of an image for each of its programs, a multiple of ``unit``."""
+    return int(triton.cdiv(triton.cdiv(size, programs), unit)) * unit

@@ -1,0 +1,463 @@
+"""The CUDA C++ of the batch tail: run on the CPU through ``cuda_shim.h``, compiled for all the cards it is meant for,
+and, where there is one, run on it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.fft import dctn, idctn
+from torch import Tensor
+
+from fastmoll.kernels import batch_tail_cupy as backend
+from fastmoll.kernels import cuda_toolchain
+from fastmoll.kernels.batch_tail import Tail, batch_tail, batch_tail_torch, check_tail
+from fastmoll.kernels.cosine_noise import cosine_noise
+from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""Bytes of shared memory that a block may have, by architecture."""
+
+LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
+U8, F16, BF16, F32 = torch.uint8, torch.float16, torch.bfloat16, torch.float32
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run CUDA C++ on the CPU")
+
+
+def make(
+    shape: tuple[int, int, int, int],
+    source: torch.dtype = U8,
+    mix: str | None = None,
+    roles: tuple[int, ...] = (CLEAN, NOISE, BLUR, PURE_NOISE),
+    *,
+    seed: int = 0,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Arguments of ``batch_tail`` for images ``(B, C, H, W)`` of white noise, the hardest there are."""
+    rng = torch.Generator().manual_seed(seed)
+    batch, channels, height, width = shape
+    if source == U8:
+        images = torch.randint(0, 256, (batch, height, width, channels), generator=rng, dtype=U8)
+        arguments: dict[str, Any] = {"images": images, "mean": MEAN, "std": STD}
+    else:
+        arguments = {"images": torch.randn(shape, generator=rng).to(source)}
+    arguments["flip"] = torch.arange(batch) % 3 == 1
+    if mix is not None:
+        arguments["partner"] = torch.arange(batch).roll(1)
+    if mix == "mixup":
+        arguments["lam"] = torch.rand(batch, generator=rng)
+        arguments["lam"][:2] = torch.tensor([0.0, 1.0])[:batch]
+    if mix == "cutmix":
+        rows = torch.randint(0, height + 1, (batch, 2), generator=rng).sort(1).values
+        columns = torch.randint(0, width + 1, (batch, 2), generator=rng).sort(1).values
+        arguments["box"] = torch.cat((rows, columns), 1).int()
+    arguments["role"] = torch.tensor([roles[i % len(roles)] for i in range(batch)], dtype=torch.int8)
+    arguments["t"] = torch.rand(batch, generator=rng)
+    arguments["index"] = torch.randint(0, 2**48, (batch,), generator=rng)
+    return arguments | {"seed": 2**63 + 12345, "epoch": 2**24 - 1, "dtype": BF16, "memory_format": LAST} | changes
+
+
+def check(arguments: dict[str, Any]) -> Tail:
+    """The arguments as a backend gets them."""
+    defaults = dict.fromkeys(("mean", "std", "flip", "partner", "lam", "box", "role", "t", "index", "sigma_max"))
+    return check_tail(**(defaults | {"sigma_min": 0.3} | arguments))
+
+
+@functools.cache
+def compile_shim(macros: cuda_toolchain.Macros, folder: Path) -> ctypes.CDLL:
+    """The kernel as a library for the CPU."""
+    name = folder / "-".join(str(value) for _, value in macros)
+    shim = Path(__file__).parent / "cuda_shim.h"
+    kernel = cuda_toolchain.source_path("batch_tail.cu")
+    code = f'#include "{shim}"\n#include "{kernel}"\nCUDA_SHIM(batch_tail)\n'
+    name.with_suffix(".cpp").write_text(code)
+    flags = ["-std=c++17", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-fPIC", "-shared"]
+    flags += [f"-D{macro}={value}" for macro, value in macros]
+    subprocess.run(["g++", *flags, "-o", name.with_suffix(".so"), name.with_suffix(".cpp")], check=True)
+    return ctypes.CDLL(str(name.with_suffix(".so")))
+
+
+C_TYPES = {
+    np.uint64: ctypes.c_uint64,
+    np.int64: ctypes.c_int64,
+    np.uint32: ctypes.c_uint32,
+    np.int32: ctypes.c_int32,
+    np.float32: ctypes.c_float,
+}
+
+
+@pytest.fixture(scope="session")
+def shim_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shim")
+
+
+@pytest.fixture
+def run(shim_folder: Path) -> Any:
+    """Return a function that runs the kernel, launched as CuPy would launch it, into an output full of NaN."""
+
+    def launch(tail: Tail, out: Tensor | None = None, limit: int = SHARED_LIMITS[90]) -> Tensor:
+        if out is None:
+            shape = (tail.batch, tail.channels, tail.height, tail.width)
+            out = torch.empty(shape, dtype=tail.dtype, memory_format=tail.memory_format)
+        out.fill_(torch.nan)
+        plan = backend.plan(tail, out, limit)
+        assert plan.shared <= limit
+        values = [C_TYPES[type(value)](value.item()) for value in plan.arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        library = compile_shim(plan.macros, shim_folder)
+        assert library.launch(*plan.grid, plan.threads, plan.shared, pointers) == 0
+        return out
+
+    return launch
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """The largest ``|got - want| / (1 + |want|)``; NaN counts as infinite."""
+    difference = (got.double() - want.double()).abs() / (1.0 + want.double().abs())
+    return float(difference.nan_to_num(nan=torch.inf).max())
+
+
+def define(tail: Tail) -> Tensor:
+    return batch_tail_torch(dataclasses.replace(tail, dtype=F32))
+
+
+# Rounding alone is half a unit in the last place: 2^-9 of the value for bfloat16, 2^-12 for float16. The rest comes
+# from the operands of the blur, and from the noise.
+LIMITS = {F32: 4e-6, F16: 1.5e-3, BF16: 4e-3}
+
+CASES = {
+    "fast": ((4, 3, 64, 64), U8, None, BF16, LAST),
+    "fast contiguous": ((4, 3, 40, 72), U8, None, BF16, CONTIGUOUS),
+    "fast mixup": ((5, 3, 40, 72), U8, "mixup", BF16, LAST),
+    "fast cutmix float16": ((8, 3, 40, 72), U8, "cutmix", F16, LAST),
+    "fast tall": ((4, 3, 200, 8), U8, None, BF16, LAST),
+    "fast wide": ((4, 3, 8, 296), U8, None, BF16, LAST),
+    "odd": ((4, 3, 33, 21), U8, None, BF16, LAST),
+    "odd mixup": ((4, 3, 33, 21), U8, "mixup", BF16, CONTIGUOUS),
+    "odd cutmix": ((8, 3, 33, 35), U8, "cutmix", BF16, LAST),
+    "one pixel": ((4, 3, 1, 1), U8, None, BF16, LAST),
+    "one row": ((4, 3, 1, 37), U8, None, BF16, LAST),
+    "one column": ((4, 3, 37, 1), U8, None, BF16, LAST),
+    "one image": ((1, 3, 16, 16), U8, None, BF16, LAST),
+    "pixels to float32": ((4, 3, 40, 35), U8, None, F32, LAST),
+    "pixels to float32 contiguous": ((4, 3, 33, 48), U8, None, F32, CONTIGUOUS),
+    "pixels to float32 mixup": ((4, 3, 40, 35), U8, "mixup", F32, LAST),
+    "pixels to float32 cutmix": ((8, 3, 40, 35), U8, "cutmix", F32, LAST),
+    "float32": ((4, 3, 40, 35), F32, None, F32, CONTIGUOUS),
+    "float32 mixup": ((4, 3, 40, 35), F32, "mixup", F32, LAST),
+    "float32 grey": ((4, 1, 28, 28), F32, None, F32, CONTIGUOUS),
+    "float32 five channels": ((4, 5, 19, 23), F32, None, F32, LAST),
+    "float32 to bfloat16": ((4, 3, 40, 35), F32, None, BF16, LAST),
+    "bfloat16": ((4, 3, 40, 35), BF16, None, BF16, LAST),
+    "float16 to bfloat16": ((4, 3, 40, 35), F16, None, BF16, CONTIGUOUS),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CASES)
+def test_every_element_is_written_and_agrees_with_the_definition(case: str, run: Any) -> None:
+    shape, source, mix, dtype, memory_format = CASES[case]
+    tail = check(make(shape, source, mix, dtype=dtype, memory_format=memory_format))
+    assert error(run(tail), define(tail)) < LIMITS[dtype]
+
+
+@needs_compiler
+@pytest.mark.parametrize("source", [U8, F32])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_strided_input_gives_the_same_bits(source: torch.dtype, dtype: torch.dtype, run: Any) -> None:
+    arguments = make((4, 3, 16, 24), source, dtype=dtype)
+    want = run(check(arguments))
+    images = arguments["images"]
+    views = [torch.cat((images, images), dim)[tuple(cut)] for dim, cut in _halves(images)]
+    views.append(images.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0))
+    views.append(images[:1].expand(4, -1, -1, -1))
+    for view in views[:-1]:
+        # A view that misses the fast path may differ in the order of its roundings.
+        assert error(run(check(arguments | {"images": view})), want) < (
+            4e-3 if source == U8 and dtype == BF16 else 1e-9
+        )
+    repeated = check(arguments | {"images": views[-1]})
+    assert error(run(repeated), define(repeated)) < LIMITS[dtype]
+
+
+def _halves(images: Tensor) -> list[tuple[int, list[slice]]]:
+    cuts = []
+    for dim in range(4):
+        cut = [slice(None)] * 4
+        cut[dim] = slice(0, images.shape[dim])
+        cuts.append((dim, cut))
+    return cuts
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_blur_agrees_with_scipy_at_every_scale(dtype: torch.dtype, run: Any) -> None:
+    sigmas = torch.tensor([0.3, 0.5, 0.8, 1.0, 1.5, 1.99, 2.01, 4.0, 7.9, 8.1, 12.0, 20.0, 50.0, 88.0])
+    height, width = 72, 88
+    t = torch.log(sigmas / 0.3) / np.log(width / 0.3)
+    tail = check(make((len(t), 3, height, width), roles=(BLUR,), t=t.clamp(0, 1), flip=None, dtype=dtype))
+    got = run(tail).double().numpy()
+    x = (tail.images.permute(0, 3, 1, 2).double() / 255 - torch.tensor(MEAN).double().view(3, 1, 1)) / torch.tensor(
+        STD
+    ).double().view(3, 1, 1)
+    decay = [np.exp(-0.5 * (sigmas.double().numpy()[:, None] * np.pi * np.arange(n) / n) ** 2) for n in (height, width)]
+    spectrum = dctn(x.numpy(), axes=(2, 3), norm="ortho") * decay[0][:, None, :, None] * decay[1][:, None, None, :]
+    want = idctn(spectrum, axes=(2, 3), norm="ortho")
+    scale = np.abs(want).max()
+    assert np.abs(got - want).max() / (1 + scale) < {F32: 3e-6, BF16: 4e-3}[dtype]
+    if dtype == BF16:
+        # In the mean over pixels, what the operands and the cut cost disappears beside the rounding of the output.
+        rounding = np.abs(torch.from_numpy(want).to(BF16).double().numpy() - want)
+        assert np.sqrt(((got - want) ** 2).mean()) < 1.1 * np.sqrt((rounding**2).mean())
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(3, 3, 24, 40), (3, 2, 13, 11)])
+def test_noise_agrees_with_float64_to_1e_5_even_with_the_worst_fast_functions(
+    shape: tuple[int, int, int, int], run: Any
+) -> None:
+    arguments = make(shape, F32, roles=(NOISE, PURE_NOISE), dtype=F32, flip=None)
+    tail = check(arguments)
+    assert tail.index is not None and tail.t is not None
+    t = torch.where(tail.role == PURE_NOISE, 1.0, tail.t).double()
+    want = cosine_noise(tail.images.double(), t, seed=tail.seed, epoch=tail.epoch, index=tail.index)
+    assert float((run(tail).double() - want).abs().max()) < 1e-5
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_an_image_does_not_depend_on_its_batch(dtype: torch.dtype, run: Any) -> None:
+    arguments = make((4, 3, 40, 48), dtype=dtype)
+    whole = run(check(arguments))
+    order = torch.tensor([2, 0, 3])
+    names = ("images", "flip", "role", "t", "index")
+    part = run(check(arguments | {name: arguments[name][order] for name in names}))
+    assert torch.equal(part, whole[order])
+
+
+@needs_compiler
+def test_a_clean_image_without_statistics_is_only_cast(run: Any) -> None:
+    arguments = make((3, 3, 17, 9), BF16, roles=(CLEAN,), dtype=F32, flip=None)
+    assert torch.equal(run(check(arguments)), arguments["images"].float())
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_no_role_means_no_mollification_and_no_shared_memory(dtype: torch.dtype, run: Any) -> None:
+    tail = check(make((3, 3, 24, 32), dtype=dtype, role=None, t=None, index=None))
+    assert backend.plan(tail, torch.empty(3, 3, 24, 32, dtype=dtype), SHARED_LIMITS[90]).shared == 0
+    assert error(run(tail), define(tail)) < LIMITS[dtype]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("source", "dtype"), [(U8, BF16), (F32, F32)])
+def test_sixteen_rows_a_block_give_what_32_give(source: torch.dtype, dtype: torch.dtype, run: Any) -> None:
+    tail = check(make((4, 3, 56, 40), source, dtype=dtype))
+    out = torch.empty(4, 3, 56, 40, dtype=dtype, memory_format=LAST)
+    large = backend.plan(tail, out, SHARED_LIMITS[90]).shared
+    assert error(run(tail, limit=large - 1), run(tail, limit=large)) < {BF16: 4e-3, F32: 1e-7}[dtype]
+
+
+@needs_compiler
+def test_a_blurred_constant_is_that_constant(run: Any) -> None:
+    images = torch.full((6, 48, 64, 3), 255, dtype=U8)
+    tail = check(make((6, 3, 48, 64), roles=(BLUR,), images=images, t=torch.linspace(0, 1, 6), dtype=F16))
+    want = ((1 - torch.tensor(MEAN)) / torch.tensor(STD)).view(1, 3, 1, 1).expand(6, 3, 48, 64)
+    assert error(run(tail), want) < 5e-4
+
+
+@needs_compiler
+def test_partners_and_boxes_out_of_range_are_clamped_as_on_a_gpu(run: Any) -> None:
+    tail = check(make((4, 3, 24, 32), mix="cutmix", roles=(CLEAN, BLUR)))
+    assert tail.box is not None and tail.partner is not None
+    wild = torch.tensor([[-5, 99, -7, 99], [3, 99, -9, 5], [-1, 4, 8, 99], [9, 2, 7, 3]], dtype=torch.int32)
+    tame = torch.tensor([[0, 24, 0, 32], [3, 24, 0, 5], [0, 4, 8, 32], [0, 0, 0, 0]], dtype=torch.int32)
+    partner = torch.tensor([-3, 77, 1, 0])
+    got = run(dataclasses.replace(tail, box=wild, partner=partner))
+    want = run(dataclasses.replace(tail, box=tame, partner=partner.clamp(0, 3)))
+    assert torch.equal(got, want)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("source", "dtype"), [(U8, BF16), (F32, BF16)])
+def test_offsets_past_2_to_31_elements(source: torch.dtype, dtype: torch.dtype, run: Any) -> None:
+    arguments = make((2, 3, 16, 16), source, roles=(NOISE, BLUR), dtype=dtype)
+    want = run(check(arguments))
+    images, far = arguments["images"], 2**31 + 64
+    # Memory that is never touched costs nothing.
+    store = torch.empty(far + 768, dtype=source).as_strided((2, *images.shape[1:]), (far, *images.stride()[1:]))
+    store.copy_(images)
+    out = torch.empty(far + 768, dtype=dtype).as_strided(want.shape, (far, *want.stride()[1:]))
+    assert torch.equal(run(check(arguments | {"images": store}), out), want)
+
+
+@pytest.mark.parametrize("size", [1, 32, 64, 224, 256, 288, 384, 512])
+@pytest.mark.parametrize("architecture", SHARED_LIMITS)
+@pytest.mark.parametrize(("source", "dtype"), [(U8, BF16), (U8, F32), (F32, F32), (F32, BF16)])
+def test_shared_memory_fits_every_size(size: int, architecture: int, source: torch.dtype, dtype: torch.dtype) -> None:
+    for height, width in ((size, size), (512, size), (size, 512)):
+        tail = check(make((1, 3, height, width), source, roles=(BLUR,), dtype=dtype))
+        out = torch.empty(1, 3, height, width, dtype=dtype, memory_format=LAST)
+        plan = backend.plan(tail, out, SHARED_LIMITS[architecture])
+        assert plan.shared <= SHARED_LIMITS[architecture]
+        assert 128 <= plan.threads <= 256
+
+
+def test_two_blocks_of_an_imagenet_batch_fit_a_multiprocessor() -> None:
+    tail = check(make((1, 3, 224, 224), roles=(BLUR,)))
+    plan = backend.plan(tail, torch.empty(1, 3, 224, 224, dtype=BF16, memory_format=LAST), SHARED_LIMITS[80])
+    assert dict(plan.macros) == {"PIXELS": 1, "OUTPUT": 2, "FAST": 1, "MIX": 0, "ROWS": 32}
+    assert 2 * (plan.shared + 1024) <= 164 * 1024
+
+
+VARIANTS = {
+    "fast": (1, 2, 1, 0, 32),
+    "fast mixup": (1, 2, 1, 1, 32),
+    "fast cutmix": (1, 2, 1, 2, 32),
+    "fast for little shared memory": (1, 2, 1, 0, 16),
+    "pixels": (1, 2, 0, 3, 32),
+    "pixels to float32": (1, 0, 0, 3, 32),
+    "float": (0, 2, 0, 3, 32),
+    "float to float32": (0, 0, 0, 3, 32),
+}
+
+
+@pytest.mark.parametrize("architecture", SHARED_LIMITS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiles_without_stack_to_matrix_instructions(variant: str, architecture: int, tmp_path: Path) -> None:
+    nvrtc = pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++").cuda.nvrtc
+    macros = tuple(zip(("PIXELS", "OUTPUT", "FAST", "MIX", "ROWS"), VARIANTS[variant], strict=True))
+    source = cuda_toolchain.source_path("batch_tail.cu").read_text()
+    program = nvrtc.createProgram(source, "batch_tail.cu", (), ())
+    try:
+        # The last two are what CuPy adds.
+        options = (f"-arch=sm_{architecture}", "-ftz=true", "--device-as-default-execution-space")
+        nvrtc.compileProgram(program, (*cuda_toolchain.options(macros), *options))
+        binary = nvrtc.getCUBIN(program) + b"\0"  # CuPy drops the last byte, which cuobjdump misses
+    finally:
+        nvrtc.destroyProgram(program)
+    use = resources(binary, tmp_path)
+    assert use["STACK"] == 0
+    assert use["REG"] <= 128, "two blocks of 256 threads must fit the registers of a multiprocessor"
+    assert use["HMMA"] > 0 and use["LDSM"] > 0
+
+
+def resources(binary: bytes, folder: Path) -> dict[str, int]:
+    """Registers, bytes of stack, and counts of matrix instructions, by cuobjdump (triton's package has one)."""
+    triton = pytest.importorskip("triton", reason="needs the cuobjdump in triton's package")
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    path = folder / "kernel.cubin"
+    path.write_bytes(binary)
+    use, code = (
+        subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
+        for option in ("-res-usage", "-sass")
+    )
+    counts = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", use)}
+    return counts | {name: code.count(name) for name in ("HMMA", "LDSM")}
+
+
+def test_images_off_the_gpu_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"images must be on a CUDA device for backend 'cupy', got cpu"):
+        batch_tail(**make((1, 3, 8, 8)), backend="cupy")
+
+
+def test_arrays_of_another_library_come_back_as_they_went_in() -> None:
+    arguments = make((4, 3, 12, 8), dtype=F32)
+    want = batch_tail(**arguments, backend="torch")
+    arrays = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    got = backend.batch_tail_arrays(**arrays, backend="torch")
+    assert isinstance(got, np.ndarray)
+    assert np.array_equal(got, want.numpy())
+    assert torch.equal(backend.batch_tail_arrays(**arguments, backend="torch"), want)
+    with pytest.raises(ValueError, match="images must be an array that supports DLPack, got list"):
+        backend.batch_tail_arrays([[1]])
+
+
+@pytest.mark.parametrize(
+    ("distributions", "cupy", "nvrtc", "driver", "message"),
+    [
+        (["cupy-cuda12x"], 12, 12, 12, None),
+        (["cupy-cuda12x"], 12, 13, 13, None),
+        (["cupy-cuda13x"], 13, 13, 13, None),
+        (["cupy-cuda12x"], None, None, None, None),
+        ([], None, None, None, r"needs CuPy: pip install 'fastmoll\[cu1[23]\]'"),
+        (
+            ["cupy-cuda13x", "cupy-cuda12x"],
+            12,
+            12,
+            13,
+            r"more than one CuPy is installed \(cupy-cuda12x, cupy-cuda13x\)",
+        ),
+        (["cupy-cuda12x"], 12, 13, 12, "driver runs CUDA 12, but CuPy was built for CUDA 12 and found .* of CUDA 13"),
+        (["cupy-cuda13x"], 13, 13, 0, "needs a CUDA driver, and none is installed"),
+        (["cupy-cuda13x"], 13, 12, 12, "driver runs CUDA 12, but CuPy was built for CUDA 13"),
+    ],
+)
+def test_an_installation_that_cannot_work_is_explained(
+    distributions: list[str], cupy: int | None, nvrtc: int | None, driver: int | None, message: str | None
+) -> None:
+    problem = cuda_toolchain.explain(distributions, cupy, nvrtc, driver)
+    if message is None:
+        assert problem is None
+    else:
+        assert problem is not None and re.search(message, problem)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_agrees_with_the_definition(case: str) -> None:
+    shape, source, mix, dtype, memory_format = CASES[case]
+    arguments = make(shape, source, mix, dtype=dtype, memory_format=memory_format)
+    want = define(check(arguments))
+    device = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    got = batch_tail(**device, backend="cupy")
+    assert got.is_contiguous(memory_format=memory_format)
+    assert error(got.cpu(), want) < LIMITS[dtype]
+
+
+@pytest.mark.gpu
+def test_a_gpu_blurs_an_imagenet_batch_as_defined() -> None:
+    arguments = make((24, 3, 224, 224), mix="cutmix")
+    device = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    assert error(batch_tail(**device, backend="cupy").cpu(), define(check(arguments))) < LIMITS[BF16]
+
+
+@pytest.mark.gpu
+def test_work_goes_to_the_current_stream() -> None:
+    arguments = make((64, 3, 224, 224))
+    device = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    want = batch_tail(**device, backend="cupy")
+    images, empty = device["images"], torch.zeros_like(device["images"])
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Long enough for a launch on another stream to overtake the copy.
+        torch.cuda._sleep(50_000_000)
+        empty.copy_(images)
+        got = batch_tail(**(device | {"images": empty}), backend="cupy")
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.gpu
+def test_cupy_arrays_go_in_and_come_out_without_a_copy() -> None:
+    cupy = pytest.importorskip("cupy")
+    arguments = make((4, 3, 32, 40), dtype=F32)
+    device = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    want = batch_tail(**device, backend="cupy")
+    arrays = {name: cupy.from_dlpack(value) if isinstance(value, Tensor) else value for name, value in device.items()}
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        got = backend.batch_tail_arrays(**arrays)
+        stream.synchronize()
+    assert isinstance(got, cupy.ndarray)
+    assert torch.equal(torch.from_dlpack(got), want)

@@ -1,0 +1,143 @@
+"""Compile Triton kernels for cards that are not there, exactly as a launch on them would, and read what came out.
+
+Needs plain (not interpreted) kernels: run it in a process without ``TRITON_INTERPRET``. There, ``recorded`` stands in
+for a launch, so that arguments and their specialisation are those of the real launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ARCHITECTURES = (80, 90, 100, 120)
+
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""Bytes of shared memory that one block may have."""
+
+_POINTERS = {
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launch that a launcher wanted: the kernel, its grid, all of its arguments and options."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes, and its assembly."""
+
+    kernel: str
+    architecture: int
+    registers: int
+    stack: int
+    shared: int
+    instructions: int
+    ptx: str
+    sass: str
+
+
+class _Recorder:
+    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+            arguments = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
+            assert set(arguments) == set(self.kernel.arg_names)
+            self.launches.append(Launch(self.kernel, grid, arguments, options))
+
+        return launch
+
+
+@contextlib.contextmanager
+def recorded(module: ModuleType) -> Iterator[list[Launch]]:
+    """Inside, launches of the module's kernels are written down instead of run."""
+    kernels = {name: value for name, value in vars(module).items() if isinstance(value, triton.JITFunction)}
+    launches: list[Launch] = []
+    for name, kernel in kernels.items():
+        setattr(module, name, _Recorder(kernel, launches))
+    try:
+        yield launches
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+
+
+def compile_launch(launch: Launch, architecture: int) -> Resources:
+    """Compile a launch for ``sm_<architecture>``; no device is needed."""
+    kernel = launch.kernel
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for place, parameter in enumerate(kernel.params):
+        value = launch.arguments[parameter.name]
+        special = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[(place,)] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = _POINTERS[value.dtype]
+            # Allocations are aligned to 256 bytes and more; views at odd offsets compile to another variant.
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if special and value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch.options)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = _cuobjdump("-res-usage", cubin)
+        sass = _cuobjdump("-sass", cubin)
+
+    def number(name: str) -> int:
+        match = re.search(rf"\b{name}:(\d+)", usage)
+        assert match is not None, usage
+        return int(match[1])
+
+    return Resources(
+        kernel=kernel.__name__,
+        architecture=architecture,
+        registers=number("REG"),
+        stack=number("STACK"),
+        # Static and dynamic: the second is only known to the launcher.
+        shared=max(number("SHARED"), compiled.metadata.shared),
+        instructions=len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.MULTILINE)),
+        ptx=compiled.asm["ptx"],
+        sass=sass,
+    )
+
+
+def _cuobjdump(option: str, cubin: Path) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([tool, option, cubin], check=True, capture_output=True, text=True).stdout
