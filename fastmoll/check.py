@@ -19,11 +19,13 @@ from typing import IO
 from tqdm import tqdm
 
 from fastmoll.pipelines.diagnose import Finding, diagnose
-from fastmoll.pipelines.files import SPLITS, scan_folder
+from fastmoll.pipelines.files import SPLITS, list_folder
 
 _CHUNK = 32  # files a task: enough to hide the cost of sending it, few enough to stop at once
 _TASKS_PER_WORKER = 4
 _CRASHED = "crashes the decoder: its process died"
+_UNLISTABLE = "line break in its name: DALI's file list can't carry it"
+_SHOWN = 8  # kinds of ignored files that are told apart
 
 
 def check_files(
@@ -143,6 +145,8 @@ def run_check(
 ) -> int:
     """Check a data set: a line for each bad or odd file as it is found, then a summary by reason, on standard output.
 
+    Files that are no samples (other extensions, pipes) are counted in the summary, not judged.
+
     Args:
         data: ImageFolder tree.
         split: Folder below ``data`` to check; by default every one of train, val, validation and test that exists, and
@@ -155,22 +159,27 @@ def run_check(
 
     Raises:
         ValueError: No data set or no such split there, or ``threads`` is not positive.
+        OSError: A folder can't be read.
         ImportError: DALI is not installed.
     """
     if split is not None and data.is_dir() and not (data / split).is_dir():
         raise ValueError(f"split: {data} has no folder {split!r}")
     splits = [split] if split is not None else [name for name in SPLITS if (data / name).is_dir()] or ["train"]
-    # Listed afresh: a check that trusts a cache is none.
-    folders = [scan_folder(data, name, cache=False) for name in splits]
+    listed = [list_folder(data, name) for name in splits]
+    folders = [folder for folder, _ in listed]
+    ignored = sum((others for _, others in listed), Counter[str]())
     paths = [folder.path(sample) for folder in folders for sample in range(len(folder))]
+    unlistable = {folder.path(sample) for folder in folders for sample in folder.unlistable}
     kinds: Counter[str] = Counter()
     reasons: Counter[tuple[str, str]] = Counter()
     with (
         contextlib.closing(check_files(paths, threads)) as findings,
         tqdm(total=len(paths), unit=" files", dynamic_ncols=True) as bar,
     ):
-        for finding in findings:
+        for path, finding in zip(paths, findings, strict=True):
             bar.update()
+            if path in unlistable:
+                finding = Finding(path, "bad", _UNLISTABLE)
             if finding is not None:
                 kinds[finding.kind] += 1
                 # A reason is "what: detail"; the detail differs from file to file.
@@ -181,6 +190,11 @@ def run_check(
         sys.stdout.write("\n")
     for (kind, what), count in sorted(reasons.items(), key=lambda item: (item[0][0], -item[1])):
         sys.stdout.write(f"{count:8} {kind}  {what}\n")
+    if ignored:
+        frequent = sorted(ignored.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+        counts = [f"{count} {_printable(what)}" for what, count in frequent]
+        more = [f"{ignored.total()} in all"] if len(ignored) > _SHOWN else []
+        sys.stdout.write(f"ignored in class folders: {', '.join(counts + more)}\n")
     classes = {name for folder in folders for name in folder.classes}
     verdict = f"{kinds['bad']} bad" if kinds["bad"] else "all decode"
     odd = f", {kinds['odd']} odd" if kinds["odd"] else ""
@@ -193,5 +207,5 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 
 def _printable(text: str) -> str:
-    """Text that any terminal takes: file names need not be valid UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """One harmless line: file names may hold line breaks, escape sequences, and bytes that are no UTF-8."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +33,7 @@ def _parser() -> _Parser:
         help="decode every file of a data set, list the bad and the odd ones",
         description="Decode every file of a data set in parallel with DALI's CPU decoder, and list those that are bad "
         "(training would stop on them) or odd (handled, but worth knowing: a PNG named .JPEG, CMYK, an EXIF "
-        "orientation, corrupt data), each with its reason.",
+        "orientation, corrupt data), each with its reason. Files with other extensions than an image's are counted.",
         epilog="Exit status: 0 all good, 1 files were listed, 2 bad usage or no data set there.",
         allow_abbrev=False,
     )
@@ -93,8 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after the program's name, by default the process's own.
 
     Returns:
-        Exit status: 0 success, 1 files were listed by ``check``, 2 bad input, 130 interrupted.
+        Exit status: 0 success, 1 files were listed by ``check``, 2 bad input, 130 interrupted, 141 whoever read the
+        output (``| head``) closed it.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a terminal's encoding lacks (σ, ×) must not end a check; a pipe's reader should see lines as they come.
+        sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        # The interpreter flushes once more as it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         options = vars(_parser().parse_args(arguments))
     except SystemExit as stop:  # argparse ends the process for --help, --version and bad usage
@@ -110,6 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         write_preview(**options)
         return 0
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ImportError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2

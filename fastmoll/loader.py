@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_integer, check_number
+from fastmoll.mollify import Mollify
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.files import scan_folder
 
@@ -58,6 +60,8 @@ class ImageNetLoader:
         prefetch: int = 2,
         hw_decoder_load: float = 0.65,
         preallocate: tuple[int, int] | None = None,
+        fused: bool | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """List the files and check every argument; the pipeline is built at the first batch.
 
@@ -84,6 +88,9 @@ class ImageNetLoader:
             prefetch: Batches prepared ahead.
             hw_decoder_load: Share of a batch decoded by the GPU's JPEG engine, 0 to 1.
             preallocate: ``(width, height)`` to allocate the engine's buffers for.
+            fused: Let DALI stop at uint8 crops, and flip, standardise and mollify in one kernel, on the current stream;
+                by default exactly on a GPU. A ``mollify`` that is no `fastmoll.Mollify` then gets its images from it.
+            dtype: Of the images: float32, bfloat16 or float16 (the latter two only where ``fused``).
 
         Raises:
             ValueError: A bad argument, an unusable data folder, fewer samples than ranks, fewer than one batch a rank
@@ -103,6 +110,9 @@ class ImageNetLoader:
         prefetch = check_integer("prefetch", prefetch, 1)
         if check_number("hw_decoder_load", hw_decoder_load, at_least=0.0) > 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
+        fused = self._device.type == "cuda" if fused is None else fused
+        if dtype not in DTYPES or (dtype != torch.float32 and not fused):
+            raise ValueError(f"dtype must be torch.float32, or with fused torch.bfloat16 or torch.float16, got {dtype}")
         if mollify is not None and not callable(mollify):
             raise ValueError(f"mollify must be callable, got {mollify!r}")
 
@@ -145,6 +155,7 @@ class ImageNetLoader:
             size=size,
             resize=resize,
             augment=augment,
+            standardise=not fused,
             mean=_triple("mean", mean, MEAN),
             std=_triple("std", std, STD, above=0.0),
             adjust_orientation=adjust_orientation,
@@ -160,6 +171,7 @@ class ImageNetLoader:
 
         self._stream = Stream(self._config, self._folder, seed, self._length, padded_length)
         self._mollify = mollify
+        self._dtype = dtype
         self._seed = seed
         self._return_index = return_index
         self._targets = torch.from_numpy(self._folder.targets)
@@ -213,25 +225,36 @@ class ImageNetLoader:
             if self._running is not token:
                 raise RuntimeError("this loop over the loader is over: another one began, or set_epoch was called")
             self._stream.seek(self.epoch, self._position)
-            images, index = self._stream.next()
+            images, index, flip = self._stream.next()
             valid = min(self._batch_size, self._shard_size - self._position * self._batch_size)
             self._position += 1
-            yield self._finish(images[:valid], index[:valid])
+            yield self._finish(images[:valid], index[:valid], None if flip is None else flip[:valid])
         if self._running is token:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
         self.epoch, self._position, self._running = self.epoch + 1, 0, None
 
-    def _finish(self, images: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        images = images.permute(0, 3, 1, 2)
-        labels = self._targets[index]
-        if self._device.type == "cuda":
-            labels = labels.pin_memory().to(self._device, non_blocking=True)
-        targets = labels
-        if self._mollify is not None:
-            images, targets = self._mollify(images, labels, index=index, epoch=self.epoch)
+    def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Tensor, ...]:
+        labels = targets = self._to_device(self._targets[index])
+        mollify = self._mollify
+        if self._config.standardise:
+            images = images.permute(0, 3, 1, 2)
+        else:
+            tail: dict[str, Any] = {"mean": self._config.mean, "std": self._config.std, "dtype": self._dtype}
+            tail["flip"] = None if flip is None else self._to_device(flip)
+            if isinstance(mollify, Mollify):
+                images, targets = mollify.from_pixels(images, labels, self._to_device(index), self.epoch, **tail)
+                mollify = None
+            else:
+                images = batch_tail(images, **tail)
+        if mollify is not None:
+            images, targets = mollify(images, labels, index=index, epoch=self.epoch)
         return (images, targets, index) if self._return_index else (images, targets)
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        # From pinned memory the copy waits neither for the stream nor for the host.
+        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
     def close(self) -> None:
         """Free the pipeline: its threads, queues and GPU memory. Call it before ``destroy_process_group``."""
@@ -265,6 +288,7 @@ class ImageNetLoader:
             "size": config.size,
             "resize": config.resize,
             "augment": config.augment,
+            "standardise": int(config.standardise),
             "mean": repr(config.mean),
             "std": repr(config.std),
             "adjust_orientation": int(config.adjust_orientation),

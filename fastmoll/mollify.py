@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from scipy.special import betainccinv, betaincinv
 from torch import Tensor, nn
 
+from fastmoll.kernels.batch_tail import BACKENDS, SIZE_LIMIT, batch_tail
 from fastmoll.kernels.checks import (
-    INTEGER,
     check_choice,
     check_images,
     check_integer,
@@ -54,6 +55,11 @@ def beta_quantiles(a: float, b: float, nodes: int = _QUANTILE_NODES) -> Tensor:
     return torch.from_numpy(np.maximum.accumulate(table))
 
 
+def _format(images: Tensor) -> torch.memory_format:
+    last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
 class Mollify(nn.Module):
     """Mollify a batch: each image stays clean, is noised or is blurred, and its label fades with it.
 
@@ -76,8 +82,8 @@ class Mollify(nn.Module):
 
     ``train()`` and ``eval()`` make no difference: whoever calls it wants mollified images.
 
-    On a GPU nothing waits for the device as long as ``index`` is None or on the CPU: roles are drawn on the host. An
-    ``index`` on the GPU costs one synchronisation.
+    On a GPU nothing waits for the device: one small Triton launch draws roles, temperatures and labels, a fused kernel
+    does the rest. The torch backend draws on the host there, and waits for an ``index`` that is on the GPU.
 
     Args:
         num_classes: ``K``, at least 2.
@@ -89,6 +95,9 @@ class Mollify(nn.Module):
         sigma_max: blur scale at ``t = 1``, in pixels, at least ``sigma_min``; default: the width of the images.
         kind: ``"smooth"`` for ``(1 - γ) y + γ/K``, ``"temper"`` for ``(1 - γ) y``.
         seed: key of all draws, int in [0, 2^64).
+        backend: ``"triton"`` or ``"cupy"``: fused kernels, for float16, bfloat16 and float32 images on a GPU, at most
+            512 pixels high and wide; ``"torch"``: plain torch, and on a CPU code compiled by Numba if that is
+            installed; ``"auto"``: Triton where it can be used, else torch. All draw the same.
 
     Raises:
         ValueError: an argument outside the ranges above.
@@ -105,6 +114,7 @@ class Mollify(nn.Module):
         sigma_max: float | None = None,
         kind: str = "smooth",
         seed: int = 0,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         self.num_classes = check_integer("num_classes", num_classes, 2)
@@ -118,6 +128,8 @@ class Mollify(nn.Module):
         check_choice("kind", kind, KINDS)
         self.kind = kind
         self.seed = check_integer("seed", seed, 0, 2**64)
+        check_choice("backend", backend, BACKENDS)
+        self.backend = backend
         self._seen = 0
         # Not a buffer: it belongs where the sample ids are, and casting the module must not round it.
         self._quantiles = None if self.beta[0] == 1.0 else beta_quantiles(*self.beta)
@@ -161,23 +173,22 @@ class Mollify(nn.Module):
                 inside a ``DataLoader`` worker.
         """
         check_images("images", images)
-        batch = len(images)
-        # Where they are, before they move: on the CPU the check can name the bad label.
-        check_labels(labels, self.num_classes, batch, None)
-        check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
-        if index is None:
-            index = self._number(batch)
-        check_tensor("index", index, (batch,), INTEGER, None)
-        images = images.as_subclass(Tensor)
+        index = self._check(images, labels, index, epoch)
+        images, labels = images.as_subclass(Tensor), labels.as_subclass(Tensor)
+        backend = self._backend_for(images, images.shape[2:])
+        if backend != "torch":
+            return self._fused(images, labels, index, epoch, backend, dtype=images.dtype, memory_format=_format(images))
 
-        labels = labels.as_subclass(Tensor).to(images.device, non_blocking=True)
+        # The draws come from the host, so that the host knows which images have which role without asking the device.
+        role, t, targets = self._draw_targets(labels, index.cpu(), epoch, images.device)
+        scales: dict[str, Any] = {"sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
+        key: dict[str, Any] = {"seed": self.seed, "epoch": epoch}
+        # Inside compiled code the plain operations are what can be traced.
+        compiled = images.device.type == "cpu" and images.dtype != torch.float64 and not torch.compiler.is_compiling()
+        if compiled and importlib.util.find_spec("numba") is not None:
+            from fastmoll.kernels.mollify_cpu import mollify_cpu
 
-        # The draws are made on the host, which then knows which images have which role without asking the device.
-        index = index.cpu()
-        role, t = self.draw(index, epoch)
-        gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur)
-        targets = soft_labels(labels, gamma.to(images.device, non_blocking=True), self.num_classes, kind=self.kind)
-
+            return mollify_cpu(images, role, t, index=index.cpu(), **key, **scales), targets
         out = images.clone()
         for roles in ((NOISE, PURE_NOISE), (BLUR,)):
             chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
@@ -186,10 +197,111 @@ class Mollify(nn.Module):
             place = chosen.to(images.device, non_blocking=True)
             level = t[chosen].to(images.device, non_blocking=True)
             if BLUR in roles:
-                out[place] = heat_blur(images[place], level, sigma_min=self.sigma_min, sigma_max=self.sigma_max)
+                out[place] = heat_blur(images[place], level, **scales)
             else:
-                out[place] = cosine_noise(images[place], level, seed=self.seed, epoch=epoch, index=index[chosen])
+                out[place] = cosine_noise(images[place], level, index=index.cpu()[chosen], **key)
         return out, targets
+
+    def from_pixels(
+        self,
+        pixels: Tensor,
+        labels: Tensor,
+        index: Tensor | None = None,
+        epoch: int = 0,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        flip: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[Tensor, Tensor]:
+        """Flip, standardise and mollify a batch as it was decoded, in one pass over memory on a GPU.
+
+        Args:
+            pixels: uint8 ``(B, H, W, 3)``.
+            labels: as in :meth:`forward`.
+            index: as in :meth:`forward`.
+            epoch: as in :meth:`forward`.
+            mean: mean per channel, for pixels in [0, 1].
+            std: standard deviation per channel, likewise.
+            flip: bool ``(B,)``: which images to mirror left and right.
+            dtype: of the images: float32, bfloat16 or float16.
+
+        Returns:
+            images: ``(B, 3, H, W)`` of ``dtype`` in channels-last memory, on pixels' device.
+            targets: float32 ``(B, K)``, there too.
+
+        Raises:
+            ValueError: an argument outside the ranges above.
+        """
+        check_tensor("pixels", pixels, (None, None, None, 3), (torch.uint8,), None)
+        index = self._check(pixels, labels, index, epoch)
+        backend = self._backend_for(pixels, pixels.shape[1:3])
+        return self._fused(pixels, labels, index, epoch, backend, mean=mean, std=std, flip=flip, dtype=dtype)
+
+    def _check(self, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int) -> Tensor:
+        """Check what comes with the images; returns their sample ids."""
+        batch = len(images)
+        # Where they are, before they move: on the CPU the check can name the bad label.
+        check_labels(labels, self.num_classes, batch, None)
+        if index is not None:
+            check_key(self.seed, epoch, index, batch)
+            return index
+        check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
+        return self._number(batch)
+
+    def _backend_for(self, images: Tensor, size: Sequence[int]) -> str:
+        if self.backend != "auto":
+            return self.backend
+        fits = max(size) <= SIZE_LIMIT and images.dtype != torch.float64
+        return "triton" if images.is_cuda and fits and importlib.util.find_spec("triton") is not None else "torch"
+
+    def _draw_targets(
+        self, labels: Tensor, index: Tensor, epoch: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Role and temperature where ``index`` is, targets on ``device``."""
+        role, t = self.draw(index, epoch)
+        gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur)
+        labels, gamma = (each.to(device, non_blocking=True) for each in (labels, gamma))
+        return role, t, soft_labels(labels, gamma, self.num_classes, kind=self.kind)
+
+    def _fused(
+        self, images: Tensor, labels: Tensor, index: Tensor, epoch: int, backend: str, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        device = images.device
+        index = index.to(device, non_blocking=True)
+        if backend == "triton":
+            from fastmoll.kernels.draw_triton import draw_batch
+
+            drawn = draw_batch(
+                index,
+                epoch,
+                seed=self.seed,
+                roles=self.roles,
+                beta=self.beta,
+                quantiles=None if self._quantiles is None else self._quantiles.to(device, non_blocking=True),
+                k_noise=self.k_noise,
+                k_blur=self.k_blur,
+                labels=labels.to(device, non_blocking=True),
+                num_classes=self.num_classes,
+                kind=self.kind,
+            )
+            role, t, targets = drawn.role, drawn.t, drawn.target
+            assert targets is not None  # because labels were given
+        else:
+            role, t, targets = self._draw_targets(labels, index, epoch, device)
+        images = batch_tail(
+            images,
+            role=role,
+            t=t,
+            index=index,
+            seed=self.seed,
+            epoch=epoch,
+            sigma_min=self.sigma_min,
+            sigma_max=self.sigma_max,
+            backend=backend,
+            **options,
+        )
+        return images, targets
 
     def _number(self, batch: int) -> Tensor:
         """Fresh sample ids for images that came without: rank << 32 | number of images seen before."""
@@ -220,5 +332,16 @@ class Mollify(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments, as ``repr`` shows them."""
-        names = ("num_classes", "roles", "beta", "k_noise", "k_blur", "sigma_min", "sigma_max", "kind", "seed")
+        names = (
+            "num_classes",
+            "roles",
+            "beta",
+            "k_noise",
+            "k_blur",
+            "sigma_min",
+            "sigma_max",
+            "kind",
+            "seed",
+            "backend",
+        )
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

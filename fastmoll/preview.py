@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -45,7 +46,8 @@ def write_preview(
     the label decay ``γ`` (paper, equations 4 to 6, 12 and 13).
 
     Args:
-        image: File of any format Pillow reads; its largest centred square is used, scaled to ``size``.
+        image: File of any format Pillow reads; its largest centred square is used, scaled to ``size``. 16-bit integers
+            and floating point in [0, 1] are scaled to 8 bits, as DALI's decoder does.
         output: Picture to write, ``.png``, ``.jpg`` or ``.jpeg``.
         size: Side of a tile, in pixels.
         temperatures: One column each, in [0, 1].
@@ -56,7 +58,8 @@ def write_preview(
         seed: Seed of the noise.
 
     Raises:
-        ValueError: An argument out of range, an image that is missing or none, or an output that can't be written.
+        ValueError: An argument out of range, an image that is missing, none, or too large for Pillow's guard against
+            decompression bombs, pixels out of range, or an output that can't be written or is the image itself.
     """
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, got {output}")
@@ -64,6 +67,8 @@ def write_preview(
         raise ValueError(f"output: folder {output.parent} does not exist")
     if output.is_dir():
         raise ValueError(f"output: {output} is a folder")
+    if output.exists() and image.exists() and output.samefile(image):
+        raise ValueError(f"output: {output} is the image itself, which would be lost")
     picture = draw_preview(
         _load(image, size),
         temperatures=temperatures,
@@ -81,13 +86,26 @@ def _load(path: Path, size: int) -> Image.Image:
         raise ValueError(f"size must be between 16 and 2048 pixels, got {size}")
     try:
         with Image.open(path) as file:
-            return ImageOps.fit(file.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+            return ImageOps.fit(_eight_bits(file).convert("RGB"), (size, size), Image.Resampling.BICUBIC)
     except FileNotFoundError:
         raise ValueError(f"image {path} does not exist") from None
     except UnidentifiedImageError:
         raise ValueError(f"image {path} is not an image") from None
-    except OSError as error:
-        raise ValueError(f"image {path} can't be read: {error.strerror or error}") from error
+    except Exception as error:  # Pillow raises whatever its plugins do, and DecompressionBombError, which is no OSError
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ValueError(f"image {path} can't be read: {reason}") from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Deeper pixels scaled by what DALI scales them by; Pillow's own conversion clips them at 255."""
+    if image.mode[0] not in "IF":
+        return image
+    top = 1 if image.mode == "F" else 65535
+    pixels = np.asarray(image).astype(np.float32)
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= 0 and high <= top):
+        raise ValueError(f"pixels of mode {image.mode} must be in [0, {top}], these are in [{low:g}, {high:g}]")
+    return Image.fromarray((pixels * (255 / top)).round().astype(np.uint8))
 
 
 def draw_preview(

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = ("train", "val", "validation", "test")
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 # A folder that changed this recently may change again without its time stamp moving (clock ticks are coarse).
 _SETTLED_NS = 2_000_000_000
 
@@ -48,6 +49,11 @@ class ImageFolder:
         """Full path of a sample id."""
         return str(self.root / self.paths[sample])
 
+    @property
+    def unlistable(self) -> list[int]:
+        """Sample ids of files with a line break in their name: DALI's file list has one file a line."""
+        return [sample for sample, path in enumerate(self.paths) if "\n" in path or "\r" in path]
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of names and classes: two equal ones give the same sample ids."""
@@ -61,8 +67,12 @@ def split_folder(root: str | os.PathLike[str], split: str) -> Path:
     """``root/split`` where that exists, else ``root`` itself.
 
     Raises:
-        ValueError: ``root`` is not a folder, or holds other splits but not this one.
+        ValueError: ``split`` is not the name of a folder, ``root`` is not a folder, or holds other splits but not this
+            one.
     """
+    if split in ("", ".", "..") or "/" in split:
+        # An empty one would be `root` itself, whatever splits that has.
+        raise ValueError(f"split must be the name of a folder, got {split!r}")
     folder = Path(root)
     if not folder.exists():
         raise ValueError(f"data folder {folder} does not exist")
@@ -77,8 +87,11 @@ def split_folder(root: str | os.PathLike[str], split: str) -> Path:
     return folder
 
 
-def scan_folder(root: str | os.PathLike[str], split: str = "train", *, cache: bool = True) -> ImageFolder:
+def scan_folder(root: str | os.PathLike[str], split: str = "train") -> ImageFolder:
     """List the samples of an ImageFolder tree.
+
+    A sample is a regular file with one of `EXTENSIONS`, or a link to one; broken links are listed too, so that whoever
+    reads them can say which. A folder that a class reaches by several ways, as by a link to itself, counts once in it.
 
     The list is kept under ``$XDG_CACHE_HOME/fastmoll`` (``~/.cache/fastmoll``) and taken from there as long as no
     folder of the tree has changed: on ImageNet that is a thousand time stamps, not 1.28 million directory entries.
@@ -86,36 +99,81 @@ def scan_folder(root: str | os.PathLike[str], split: str = "train", *, cache: bo
     Args:
         root: Data folder; ``root/split`` is used where it exists, else ``root`` itself.
         split: Name of the split.
-        cache: Read and write the cached list.
 
     Raises:
-        ValueError: Missing or empty folder, no class folders, a class without images, or a line break in a file name.
+        ValueError: ``split`` is not the name of a folder, a missing or empty folder, one whose path is not UTF-8, no
+            class folders, a class without images, or a line break in a file name.
+        OSError: A folder can't be read.
     """
-    folder = split_folder(root, split).resolve()
-    store = _cache_file(folder) if cache else None
-    found = _load(folder, store) if store else None
+    folder = _locate(root, split)
+    store = _cache_file(folder)
+    found = _load(folder, store)
     if found is None:
-        found, stamps = _walk(folder)
-        if store:
-            _save(found, stamps, store)
+        found, stamps, _ = _walk(folder)
+        if found.unlistable:
+            path = found.path(found.unlistable[0])
+            raise ValueError(f"file name {path!r} has a line break, which DALI's file list can't carry")
+        _save(found, stamps, store)
     return found
 
 
-def _walk(folder: Path) -> tuple[ImageFolder, dict[str, int]]:
+def list_folder(root: str | os.PathLike[str], split: str = "train") -> tuple[ImageFolder, Counter[str]]:
+    """List a tree afresh, for those who look for faults in it: no cache, and names with line breaks are let through.
+
+    Args:
+        root: As for `scan_folder`.
+        split: Likewise.
+
+    Returns:
+        The samples, and the number of files in class folders that are none, by lower-case extension, ``"without
+        extension"``, or, with an image's extension, ``"not a regular file"``.
+
+    Raises:
+        ValueError: As for `scan_folder`, except for line breaks.
+        OSError: A folder can't be read.
+    """
+    found, _, ignored = _walk(_locate(root, split))
+    return found, ignored
+
+
+def _locate(root: str | os.PathLike[str], split: str) -> Path:
+    folder = split_folder(root, split).resolve()
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        # Names below it may be any bytes: they travel in the file list, not as an argument.
+        raise ValueError(f"data folder {str(folder)!r}: its path is not UTF-8, which DALI can't open") from None
+    return folder
+
+
+def _walk(folder: Path) -> tuple[ImageFolder, dict[str, int], Counter[str]]:
     # Folders whose name begins with a dot are tools' (.ipynb_checkpoints), never classes.
-    classes = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    with os.scandir(folder) as entries:
+        classes = sorted(e.name for e in entries if _is_folder(e) and not e.name.startswith("."))
     if not classes:
         raise ValueError(f"data folder {folder} has no class folders: expected {folder}/<class>/<image>.JPEG")
-    stamps = {"": folder.stat().st_mtime_ns}
+    top = folder.stat()
+    stamps = {"": top.st_mtime_ns}
+    ignored: Counter[str] = Counter()
     paths: list[str] = []
     targets: list[int] = []
     empty: list[str] = []
     for target, name in enumerate(classes):
         before = len(paths)
-        for where, _, files in sorted(os.walk(folder / name, followlinks=True)):
-            relative = os.path.relpath(where, folder)
-            stamps[relative] = os.stat(where).st_mtime_ns
-            paths.extend(os.path.join(relative, file) for file in sorted(files) if file.lower().endswith(EXTENSIONS))
+        files: dict[str, list[str]] = {}
+        # Links may lead in circles: forty times round, until the system refuses.
+        seen = {(top.st_dev, top.st_ino)}
+        queue = [name]
+        for relative in queue:
+            status = os.stat(folder / relative)
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            stamps[relative] = status.st_mtime_ns
+            folders, files[relative] = _entries(folder / relative, ignored)
+            queue.extend(os.path.join(relative, inner) for inner in sorted(folders))
+        for relative in sorted(files):
+            paths.extend(os.path.join(relative, file) for file in sorted(files[relative]))
         if len(paths) == before:
             empty.append(name)
         targets.extend([target] * (len(paths) - before))
@@ -128,10 +186,38 @@ def _walk(folder: Path) -> tuple[ImageFolder, dict[str, int]]:
             f"data folder {folder} has class folders without an image: {', '.join(map(repr, empty[:10]))}"
             f"{', ...' if len(empty) > 10 else ''}"
         )
-    for path in paths:
-        if "\n" in path or "\r" in path:
-            raise ValueError(f"file name {path!r} in {folder} has a line break, which DALI's file list can't carry")
-    return ImageFolder(folder, classes, paths, np.asarray(targets, dtype=np.int64)), stamps
+    return ImageFolder(folder, classes, paths, np.asarray(targets, dtype=np.int64)), stamps, ignored
+
+
+def _entries(folder: Path, ignored: Counter[str]) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the samples in a folder; what is neither is added to ``ignored``."""
+    folders, samples = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _is_folder(entry):
+                folders.append(entry.name)
+            elif not entry.name.lower().endswith(EXTENSIONS):
+                ignored[os.path.splitext(entry.name)[1].lower() or "without extension"] += 1
+            elif _is_file(entry):
+                samples.append(entry.name)
+            else:
+                ignored["not a regular file"] += 1
+    return folders, samples
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or where one may not look
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """A file, as far as names go: opening a pipe or a device would wait for ever, opening a broken link says so."""
+    try:
+        return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+    except OSError:
+        return True
 
 
 def cache_home() -> Path:

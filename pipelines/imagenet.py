@@ -1,8 +1,8 @@
 """The DALI graphs for ImageFolder trees: one training graph, one evaluation graph, each for CPU and GPU.
 
-Both read ``(file, sample id)``, decode, and give a standardised float32 batch in NHWC order with the sample ids. Ids
-rather than classes travel through DALI, because every random draw of fastmoll is keyed by them; the class is
-``folder.targets[id]``.
+Both read ``(file, sample id)``, decode, crop, and give a batch in NHWC order with the sample ids: standardised float32,
+or uint8 with the flips still to be done, for a fused kernel that does all the rest. Ids rather than classes travel
+through DALI, because every random draw of fastmoll is keyed by them; the class is ``folder.targets[id]``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class GraphConfig:
         size: Height and width of the output, pixels.
         resize: Shorter side before the centre crop, pixels; 0: no resize, no crop, the files are ``size``².
         augment: A key of `AUGMENTATIONS` (training only).
+        standardise: Flip and standardise in the graph; else give uint8 and, in training, which images to flip.
         mean: Mean per channel of the data set, for pixels in [0, 1].
         std: Standard deviation per channel, likewise.
         adjust_orientation: Turn images by their EXIF tag.
@@ -48,6 +49,7 @@ class GraphConfig:
     size: int
     resize: int
     augment: str
+    standardise: bool
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     adjust_orientation: bool
@@ -129,7 +131,7 @@ AUGMENTATIONS: dict[str, Callable[[Any], Any] | None] = {
 
 
 @pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
-def _graph(config: GraphConfig, root: str, file_list: str, shuffle_seed: int) -> tuple[Any, Any]:
+def _graph(config: GraphConfig, root: str, file_list: str, shuffle_seed: int) -> tuple[Any, ...]:
     order: dict[str, Any] = {"stick_to_shard": True}  # else the shards go round the ranks from epoch to epoch
     if config.train:
         order = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": shuffle_seed}
@@ -148,6 +150,8 @@ def _graph(config: GraphConfig, root: str, file_list: str, shuffle_seed: int) ->
         images, mirror = _centre_crop(encoded, config), 0
     else:
         images, mirror = policy(_random_resized_crop(encoded, config)), fn.random.coin_flip(probability=0.5)
+    if not config.standardise:
+        return (images, sample) if policy is None else (images, sample, mirror)
     images = fn.crop_mirror_normalize(
         images,
         mirror=mirror,
@@ -173,7 +177,8 @@ def build(
             whether it fits: the caller compares fingerprints first.
 
     Returns:
-        A built pipeline; ``run()`` gives images float32 ``(batch, size, size, 3)`` and sample ids int32 ``(batch, 1)``.
+        A built pipeline; ``run()`` gives images ``(batch, size, size, 3)``, sample ids int32 ``(batch, 1)`` and, where
+        there are flips left to do, int32 ``(batch,)``.
     """
     # DALI reads the list while it builds. A list in a file builds four times faster than one of Python strings; a file
     # in memory is gone with this process, however that ends.

@@ -9,6 +9,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.dlpack
@@ -41,6 +42,20 @@ class Position:
     batch: int
     checkpoint: bytes | None = None
     epoch_start: bytes | None = None
+
+
+class Batch(NamedTuple):
+    """What the graph gives.
+
+    Attributes:
+        images: float32 or uint8 ``(B, H, W, 3)`` on the graph's device.
+        samples: Sample ids, int64 ``(B,)``, on the CPU.
+        flip: Which images are still to be mirrored, bool ``(B,)``, on the CPU; None for none.
+    """
+
+    images: Tensor
+    samples: Tensor
+    flip: Tensor | None
 
 
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
@@ -90,8 +105,8 @@ class Stream:
         else:
             self.restore(Position(epoch, epoch, 0))
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """The next batch: images float32 ``(B, H, W, 3)`` on the graph's device, sample ids int64 ``(B,)`` on the CPU.
+    def next(self) -> Batch:
+        """The next batch.
 
         Raises:
             BadImageError: A file of the batch can't be decoded.
@@ -99,13 +114,13 @@ class Stream:
         if self._pipeline is None:
             self._pipeline = self._build(self._folder)
         try:
-            images, index = _run(self._pipeline, self._config.device_id)
+            batch = _run(self._pipeline, self._config.device_id)
         except RuntimeError as error:
             self._pipeline = None  # DALI's pipeline can't be used after an error
             raise self._explain(error) from error
         here = self.position
         self.position = Position(here.born, here.epoch, here.batch + 1, self._pipeline.checkpoint(), here.epoch_start)
-        return images, index
+        return batch
 
     def close(self) -> None:
         """Free the pipeline; the position stays."""
@@ -149,7 +164,7 @@ class Stream:
             pipeline = self._build(stand_in)
             # The error can belong to a batch that was being prepared ahead.
             for _ in range(self._config.prefetch + 1):
-                _, index = _run(pipeline, self._config.device_id)
+                index = _run(pipeline, self._config.device_id).samples
                 found = diagnose_files([folder.path(i) for i in dict.fromkeys(index.tolist())])
                 bad = [(f.path, f.reason) for f in found if f.kind == "bad"]
                 if bad:
@@ -165,18 +180,22 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _run(pipeline: Pipeline, device_id: int | None) -> tuple[Tensor, Tensor]:
+def _run(pipeline: Pipeline, device_id: int | None) -> Batch:
     if device_id is None:
-        images, index = pipeline.run()
-        # No copy: with the dynamic executor each output is its own memory, alive as long as the tensor.
-        return torch.utils.dlpack.from_dlpack(images.as_tensor()), _ids(index)
+        return _batch(*pipeline.run())
     with torch.cuda.device(device_id):
-        images, index = pipeline.run(torch.cuda.current_stream(device_id))
-        return torch.utils.dlpack.from_dlpack(images.as_tensor()), _ids(index)
+        return _batch(*pipeline.run(torch.cuda.current_stream(device_id)))
 
 
-def _ids(index: object) -> Tensor:
-    return torch.utils.dlpack.from_dlpack(index.as_tensor()).view(-1).to(torch.int64)  # type: ignore[attr-defined]
+def _batch(images: Any, index: Any, flip: Any = None) -> Batch:
+    # No copy: with the dynamic executor each output is its own memory, alive as long as the tensor.
+    return Batch(
+        _tensor(images), _tensor(index).view(-1).to(torch.int64), None if flip is None else _tensor(flip).view(-1) != 0
+    )
+
+
+def _tensor(outputs: Any) -> Tensor:
+    return torch.utils.dlpack.from_dlpack(outputs.as_tensor())
 
 
 def _mix(*parts: int) -> int:

@@ -150,6 +150,45 @@ def test_a_name_that_is_no_utf8_is_listed(tree, capsys, in_process):
     assert "caf\\udce9.jpg: empty file" in capsys.readouterr().out
 
 
+def test_names_that_can_not_be_in_a_list_are_bad_and_take_one_line(tree, capsys, in_process):
+    (tree / "val/a/0000.jpg").rename(tree / "val/a/a\nb.jpg")
+    (tree / "val/a/0001.jpg").rename(tree / "val/a/a\rb.jpg")
+    (tree / "val/b/0000.jpg").unlink()
+    (tree / "val/b/\x1b[2J.jpg").write_bytes(b"")
+    assert run_check(tree, split="val", threads=1) == 1
+    folder = tree.resolve() / "val"
+    assert capsys.readouterr().out.split("\n") == [
+        f"bad {folder}/a/a\\nb.jpg: line break in its name: DALI's file list can't carry it",
+        f"bad {folder}/a/a\\rb.jpg: line break in its name: DALI's file list can't carry it",
+        f"bad {folder}/b/\\x1b[2J.jpg: empty file",
+        "",
+        "       2 bad  line break in its name",
+        "       1 bad  empty file",
+        "4 files in 2 classes: 3 bad",
+        "",
+    ]
+
+
+def test_files_that_are_no_samples_are_mentioned_and_no_fault(tree, capsys, in_process):
+    for name in ("train/a/x.gif", "train/b/x.GIF", "val/a/notes.txt", "val/a/README"):
+        (tree / name).write_text("")
+    os.mkfifo(tree / "val/b/pipe.jpg")
+    assert run_check(tree, threads=1) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "ignored in class folders: 2 .gif, 1 .txt, 1 not a regular file, 1 without extension",
+        "14 files in 2 classes: all decode",
+    ]
+
+
+def test_of_many_other_extensions_the_most_frequent_are_named(tree, capsys, in_process):
+    for number in range(20):
+        (tree / f"val/a/x.{number}").write_text("")
+    (tree / "val/b/y.19").write_text("")
+    assert run_check(tree, split="val", threads=1) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line == ("ignored in class folders: 2 .19, 1 .0, 1 .1, 1 .10, 1 .11, 1 .12, 1 .13, 1 .14, 21 in all")
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_threads_must_be_positive(threads):
     with pytest.raises(ValueError, match=f"threads .* got {threads}"):
@@ -159,6 +198,8 @@ def test_threads_must_be_positive(threads):
 def test_an_unknown_split_is_refused(tree):
     with pytest.raises(ValueError, match=r"split: .* no folder 'valid'"):
         run_check(tree, split="valid")
+    with pytest.raises(ValueError, match="split must be the name of a folder, got ''"):
+        run_check(tree, split="")
 
 
 def test_a_missing_folder_is_refused(tmp_path):

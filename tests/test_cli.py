@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,8 @@ def test_bad_usage_is_one_line_and_status_two(arguments, message, capsys):
         (["check", "{}/nowhere"], "nowhere does not exist"),
         (["check", "{}"], "has no class folders"),
         (["check", "{}", "--split", "val"], "no folder 'val'"),
+        (["check", "{}", "--split="], "split must be the name of a folder, got ''"),
+        (["preview", "{}/x.png", "-o", "{}/x.png"], "x.png is the image itself"),
         (["preview", "{}/nowhere.jpg", "-o", "{}/o.png"], "nowhere.jpg does not exist"),
         (["preview", "{}/x.png", "-o", "{}/nowhere/o.png"], "nowhere does not exist"),
         (
@@ -125,6 +128,33 @@ def test_an_interrupt_is_one_word(monkeypatch, capsys):
     monkeypatch.setattr("fastmoll.preview.write_preview", interrupt)
     assert main(["preview", "i.jpg", "-o", "o.png"]) == 130
     assert last_line(capsys) == "interrupted"
+
+
+@pytest.mark.parametrize("arguments", [["preview", "--help"], ["check", "{}"]])
+def test_a_terminal_without_greek_gets_escapes(arguments, tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "a/x.png")  # tiny: 8×8 pixels
+    command = [sys.executable, "-m", "fastmoll", *(word.format(tmp_path) for word in arguments)]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert "error" not in result.stderr and result.returncode == (1 if arguments[0] == "check" else 0)
+    assert ("8\\xd78 pixels" if arguments[0] == "check" else "\\u03c3_t") in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "{}"]])
+def test_a_reader_that_goes_away_ends_it_quietly(arguments, tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x.jpg").write_bytes(b"")
+    command = [sys.executable, "-m", "fastmoll", *(word.format(tmp_path) for word in arguments)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    # Some versions of argparse don't mind whether their help arrives.
+    assert result.returncode in ((0, 141) if arguments == ["--help"] else (141,))
+    assert not any(word in result.stderr for word in ("error", "Error", "Traceback", "Exception"))
 
 
 def test_help_loads_neither_torch_nor_dali():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from fastmoll.pipelines import files
-from fastmoll.pipelines.files import scan_folder
+from fastmoll.pipelines.files import list_folder, scan_folder, split_folder
 
 
 def _age(tree: Path) -> None:
@@ -77,6 +79,69 @@ def test_a_line_break_in_a_name_is_an_error(make_tree: Callable[..., Path]) -> N
     next(tree.rglob("*.jpg")).rename(tree / "class0" / "a\nb.jpg")
     with pytest.raises(ValueError, match=r"a\\nb.jpg"):
         scan_folder(tree)
+    folder, _ = list_folder(tree)
+    assert [folder.paths[sample] for sample in folder.unlistable] == ["class0/a\nb.jpg"]
+
+
+@pytest.mark.parametrize("split", ["", ".", "..", "sub/train", "train/", "/"])
+def test_a_split_is_the_name_of_a_folder(split: str, make_tree: Callable[..., Path], tmp_path: Path) -> None:
+    make_tree(4, name="data/train")
+    make_tree(4, name="data/sub/train")
+    with pytest.raises(ValueError, match=f"split must be the name of a folder, got '{re.escape(split)}'"):
+        split_folder(tmp_path / "data", split)
+
+
+def test_a_root_that_dali_can_not_open_is_named_and_one_in_utf8_is_not(make_tree: Callable[..., Path]) -> None:
+    assert len(scan_folder(make_tree(3, name="caf\u00e9"))) == 3
+    tree = make_tree(3, name=os.fsdecode(b"caf\xe9"))
+    with pytest.raises(ValueError, match=r"caf\\udce9': its path is not UTF-8"):
+        scan_folder(tree)
+
+
+def test_links_in_circles_add_no_copies(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(6)
+    (tree / "class0" / "more").mkdir()
+    (tree / "class0" / "0003.jpg").rename(tree / "class0" / "more" / "0003.jpg")
+    expected = scan_folder(tree).paths
+    assert len(expected) == 6
+    for link, target in (("self", "."), ("more/up", ".."), ("more/root", "../.."), ("again", "more")):
+        (tree / "class0" / link).symlink_to(target)
+    found = scan_folder(tree)
+    again = [path.replace("/again/", "/more/") for path in found.paths]
+    assert (sorted(again), found.classes) == (expected, ["class0", "class1", "class2"])
+
+
+def test_links_to_folders_and_files_elsewhere_are_followed(make_tree: Callable[..., Path], tmp_path: Path) -> None:
+    tree, other = make_tree(3), make_tree(4, classes=1, name="other")
+    (tree / "class0" / "more").symlink_to(other / "class0")
+    (tree / "class1" / "one.jpg").symlink_to(other / "class0" / "0002.jpg")
+    (tree / "class3").symlink_to(other / "class0")  # the same images in another class are no circle
+    assert np.bincount(scan_folder(tree).targets).tolist() == [5, 2, 1, 4]
+    assert scan_folder(tree).paths == [os.path.relpath(path, tree) for path, _ in TorchvisionFolder(str(tree)).samples]
+
+
+def test_only_regular_files_and_broken_links_are_samples(
+    make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = make_tree(3)
+    os.mkfifo(tree / "class0" / "pipe.jpg")
+    for name, target in (("null", os.devnull), ("to_pipe", "pipe.jpg"), ("gone", "nowhere"), ("loop", "loop.jpg")):
+        (tree / "class0" / f"{name}.jpg").symlink_to(target)
+    monkeypatch.chdir(tree / "class0")  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.jpg")
+    found, ignored = list_folder(tree)
+    assert found.paths[:3] == ["class0/0000.jpg", "class0/gone.jpg", "class0/loop.jpg"]
+    assert found.paths == scan_folder(tree).paths and len(found) == 5
+    assert ignored == {"not a regular file": 4}
+
+
+def test_files_with_other_extensions_are_counted(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(3)
+    for name in ("class0/a.GIF", "class1/b.gif", "class1/notes.txt", "class1/.DS_Store", "LICENSE.txt"):
+        (tree / name).write_text("")
+    found, ignored = list_folder(tree)
+    assert (len(found), ignored) == (3, {".gif": 2, ".txt": 1, "without extension": 1})
 
 
 def test_the_list_is_cached_and_made_again_when_a_folder_changes(

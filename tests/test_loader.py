@@ -55,6 +55,28 @@ def test_batches_have_the_promised_shapes_types_and_layout(make_tree: Make) -> N
         assert targets.tolist() == [i // 4 for i in index.tolist()]  # 3 classes of 4, in order
 
 
+@pytest.mark.parametrize("mollified", [False, True])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_fused_tail_gives_what_dali_gives(make_tree: Make, split: str, mollified: bool) -> None:
+    tree = make_tree(14)
+    mollify = fastmoll.Mollify(3) if mollified else None
+    plain, fused = (loader(tree, split=split, mollify=mollify, fused=fused) for fused in (False, True))
+    for _ in range(2):
+        for (images, targets, index), (want, want_targets, want_index) in zip(fused, plain, strict=True):
+            assert torch.equal(index, want_index)
+            torch.testing.assert_close(images, want, atol=1e-4, rtol=0)
+            torch.testing.assert_close(targets, want_targets)
+            assert images.is_contiguous(memory_format=torch.channels_last)
+    state = fused.state_dict()
+    with pytest.raises(ValueError, match="standardise was 0 when it was saved, is 1 now"):
+        plain.load_state_dict(state)
+
+
+def test_the_fused_tail_can_give_half_precision(make_tree: Make) -> None:
+    images, _, _ = next(iter(loader(make_tree(14), fused=True, dtype=torch.bfloat16)))
+    assert images.dtype == torch.bfloat16
+
+
 def test_mollify_gets_sample_ids_and_epoch(make_tree: Make) -> None:
     mollify = fastmoll.Mollify(3, seed=5)
     with loader(make_tree(12), mollify=mollify) as mollified, loader(make_tree(12)) as plain:
@@ -421,6 +443,7 @@ def test_a_forked_process_goes_on_by_itself(make_tree: Make) -> None:
         ({"mean": (1, 2)}, r"mean must be three numbers, got \(1, 2\)"),
         ({"mean": 0.5}, "mean must be three numbers, got 0.5"),
         ({"std": (1, 0, 1)}, r"std\[1\] must be a finite number above 0.0, got 0"),
+        ({"dtype": torch.bfloat16}, "dtype must be torch.float32, .* got torch.bfloat16"),
         ({"mollify": 5}, "mollify must be callable, got 5"),
         ({"mollify": fastmoll.Mollify(4)}, "num_classes=4, but .* has 3 class folders"),
     ],

@@ -112,7 +112,7 @@ def test_zero_weight_roles_never_happen():
         assert (Mollify(CLASSES, roles).draw(index)[0] == role).all()
     out, targets = Mollify(CLASSES, (0, 0, 0, 1))(images, labels, index)
     torch.testing.assert_close(targets, torch.full((64, CLASSES), 1 / CLASSES))
-    assert torch.equal(out, cosine_noise(images, torch.ones(64), index=index))
+    torch.testing.assert_close(out, cosine_noise(images, torch.ones(64), index=index), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (7, 13)])
@@ -242,11 +242,49 @@ def test_it_can_be_copied_and_moved_without_changing_its_draws():
     assert list(mollify.parameters()) == list(mollify.buffers()) == []
 
 
+@pytest.mark.parametrize("beta", [(1.0, 2.0), (0.7, 1.5)])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no CUDA device")
+def test_triton_gives_what_torch_gives(beta):
+    images, labels, index = batch()
+    want, want_targets = Mollify(CLASSES, beta=beta, backend="torch")(images, labels, index, 3)
+    out, targets = Mollify(CLASSES, beta=beta, backend="triton")(images, labels, index, 3)
+    torch.testing.assert_close(out, want, atol=1e-4, rtol=0)
+    torch.testing.assert_close(targets, want_targets, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "torch",
+        pytest.param(
+            "triton",
+            marks=pytest.mark.skipif(
+                torch.cuda.is_available(), reason="the interpreter runs where there is no CUDA device"
+            ),
+        ),
+    ],
+)
+def test_pixels_give_what_standardised_images_give(backend):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (24, 20, 17, 3), generator=generator, dtype=torch.uint8)
+    labels, index = torch.arange(24) % CLASSES, torch.arange(24)
+    flip = torch.rand(24, generator=generator) < 0.5
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    images = (pixels.permute(0, 3, 1, 2) / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    images[flip] = images[flip].flip(3)
+    want, want_targets = Mollify(CLASSES)(images, labels, index, 3)
+    mollify = Mollify(CLASSES, backend=backend)
+    out, targets = mollify.from_pixels(pixels, labels, index, 3, mean=mean, std=std, flip=flip)
+    torch.testing.assert_close(out, want, atol=1e-4, rtol=0)
+    torch.testing.assert_close(targets, want_targets, atol=1e-6, rtol=0)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_repr_shows_every_argument():
     text = repr(Mollify(10, roles=(1, 2, 3), beta=(1, 3), k_noise=2, k_blur=0.5, sigma_max=9, kind="temper", seed=4))
     assert text == (
         "Mollify(num_classes=10, roles=(1.0, 2.0, 3.0), beta=(1.0, 3.0), k_noise=2.0, k_blur=0.5, "
-        "sigma_min=0.3, sigma_max=9.0, kind='temper', seed=4)"
+        "sigma_min=0.3, sigma_max=9.0, kind='temper', seed=4, backend='auto')"
     )
 
 

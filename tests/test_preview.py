@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +144,53 @@ def test_any_kind_of_image_will_do(mode, photo, tmp_path):
     assert (tmp_path / "o.png").is_file()
 
 
+def test_deep_pixels_are_scaled_as_dali_scales_them(tmp_path, parts):
+    ndd = pytest.importorskip("nvidia.dali.experimental.dynamic", reason="DALI is not installed")
+    y, x = np.mgrid[:64, :64]
+    deep = (64 * y + x) * 16 + 7
+    Image.fromarray(deep.astype("<u2")).save(tmp_path / "little.png")
+    Image.fromarray(deep.astype(">u2")).save(tmp_path / "big.tif")
+    (tmp_path / "i.pgm").write_bytes(b"P5 64 64 65535\n" + deep.astype(">u2").tobytes())
+    Image.fromarray((deep / 65535).astype(np.float32)).save(tmp_path / "float.tif")
+    for name, mode in (("little.png", "I"), ("big.tif", "I;16B"), ("i.pgm", "I"), ("float.tif", "F")):
+        with Image.open(tmp_path / name) as image:
+            assert image.mode.startswith(mode)
+        write_preview(tmp_path / name, tmp_path / "o.png", size=64, temperatures=[0.5])
+        with ndd.EvalMode.sync_cpu:
+            encoded = ndd.tensor(np.fromfile(tmp_path / name, np.uint8))
+            expected = np.asarray(ndd.decoders.image(encoded, device="cpu"))
+        assert np.array_equal(np.asarray(parts["clean"]), expected), name
+        assert len(np.unique(expected)) > 250
+
+
+def test_pixels_out_of_range_are_named(tmp_path):
+    for dtype, values, message in (
+        (np.float32, (0, 255), r"mode F must be in \[0, 1\], these are in \[0, 255\]"),
+        (np.float32, (-0.5, 1), r"in \[-0.5, 1\]"),
+        (np.float32, (0, math.nan), "nan"),
+        (np.int32, (0, 65536), r"mode I must be in \[0, 65535\], these are in \[0, 65536\]"),
+    ):
+        pixels = np.zeros((20, 20), dtype)
+        pixels[0, :2] = values
+        Image.fromarray(pixels).save(tmp_path / "x.tif")
+        with pytest.raises(ValueError, match=f"x.tif can't be read: .*{message}"):
+            write_preview(tmp_path / "x.tif", tmp_path / "o.png")
+
+
+def test_the_image_itself_is_never_the_output(photo, tmp_path):
+    before = photo.read_bytes()
+    (tmp_path / "soft.png").symlink_to(photo)
+    (tmp_path / "hard.png").hardlink_to(photo)
+    for output in (photo, tmp_path / "soft.png", tmp_path / "hard.png", tmp_path / "." / photo.name):
+        with pytest.raises(ValueError, match=r"output: .* is the image itself"):
+            write_preview(photo, output, size=32, temperatures=[0.5])
+    assert photo.read_bytes() == before
+    other = tmp_path / "other.png"
+    other.write_bytes(before)
+    write_preview(photo, other, size=32, temperatures=[0.5])  # an equal copy is not the image itself
+    assert other.read_bytes() != before
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -169,6 +218,9 @@ def test_sizes_out_of_range_are_named(size, photo, tmp_path):
 def test_bad_files_are_named(photo, tmp_path):
     (tmp_path / "text.jpg").write_text("no image")
     (tmp_path / "folder.png").mkdir()
+    header = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    data = photo.read_bytes()
+    (tmp_path / "bomb.png").write_bytes(data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:])
     (tmp_path / "cut.png").write_bytes(photo.read_bytes()[:2000])
     good = tmp_path / "o.png"
     for image, output, message in (
@@ -176,6 +228,7 @@ def test_bad_files_are_named(photo, tmp_path):
         (tmp_path / "text.jpg", good, "text.jpg is not an image"),
         (tmp_path / "folder.png", good, "folder.png can't be read: Is a directory"),
         (tmp_path / "cut.png", good, "cut.png can't be read"),
+        (tmp_path / "bomb.png", good, r"bomb.png can't be read: Image size \(400000000 pixels\)"),
         (photo, tmp_path / "nowhere/o.png", "output: folder .*nowhere does not exist"),
         (photo, tmp_path / "o.gif", r"output must end in one of \.png.*o\.gif"),
         (photo, tmp_path / "folder.png", "output: .*folder.png is a folder"),
