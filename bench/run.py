@@ -1,4 +1,7 @@
-"""Benchmarks: ``python bench/run.py loader DATA``. Results go to ``bench/results/`` as JSON, and a table is printed."""
+"""Benchmarks: ``python bench/run.py kernels|loader|mollify|train --help``.
+
+Results go to ``bench/results/`` as JSON, and a table is printed.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from fused import bench_kernels
 from harness import environment, table
 from loader import bench_loader
+from mollify import bench_mollify
+from training import bench_train
 
-BENCHMARKS = {"loader": bench_loader}
+BENCHMARKS = {"kernels": bench_kernels, "loader": bench_loader, "mollify": bench_mollify, "train": bench_train}
 
 
 def main() -> None:

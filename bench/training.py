@@ -1,0 +1,76 @@
+"""Training: images a second with the loader and mollification, against the same steps on one resident batch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from harness import spread
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is timed."""
+
+    data: tyro.conf.Positional[Path]
+    """ImageFolder tree."""
+    model: str = "resnet50"
+    """A torchvision classifier, from random weights."""
+    batch_size: int = 256
+    """Images a batch."""
+    size: int = 224
+    """Height and width, pixels."""
+    steps: int = 200
+    """Steps of a run."""
+    rounds: int = 1
+    """Runs of each side."""
+    compile: bool = True
+    """Compile the network."""
+    device: str = "cuda"
+    """Where: cuda or cpu."""
+
+
+def _run(settings: Settings, *extra: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as output:
+        command = [
+            *(sys.executable, str(Path(__file__).parent.parent / "train" / "imagenet.py"), str(settings.data)),
+            *("--model.name", settings.model, "--model.weights", "None", "--run.device", settings.device),
+            *("--data.batch-size", str(settings.batch_size), "--data.size", str(settings.size)),
+            *("--run.max-steps", str(settings.steps), "--run.output", output, "--optim.epochs", "1000"),
+            *("--run.validate-every", "0", "--compile" if settings.compile else "--no-compile", *extra),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ValueError(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
+        lines = [json.loads(line) for line in (Path(output) / "log.jsonl").read_text().splitlines()]
+    timed = [line for line in lines if line["kind"] == "train"][1:]  # the first interval compiles and warms up
+    if not timed:
+        raise ValueError(f"steps={settings.steps} are too few: only one interval was logged")
+    return {name: spread([line[name] for line in timed]) for name in ("images_per_second", "data_wait")}
+
+
+def bench_train(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
+    """Steps on real, mollified batches, on real clean ones, and on one batch that stays on the device."""
+    sides = {"real, mollified": (), "real, clean": ("--mollify.no-enabled",), "resident": ("--resident",)}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    for _ in range(settings.rounds):
+        for name, extra in sides.items():
+            runs[name].append(_run(settings, *extra))
+    rows = []
+    for name, results in runs.items():
+        rows.append(
+            {
+                "batches": name,
+                "images/s": spread([r["images_per_second"]["median"] for r in results]),
+                "share waiting for data": spread([r["data_wait"]["median"] for r in results]),
+            }
+        )
+    for row in rows:
+        row["against resident"] = row["images/s"]["median"] / rows[-1]["images/s"]["median"]
+    return {"benchmark": "train", "settings": {**asdict(settings), "data": settings.data.name}, "rows": rows}
