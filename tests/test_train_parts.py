@@ -18,7 +18,8 @@ from fastmoll.train import checkpoint
 from fastmoll.train.config import RECIPES, Config, OptimConfig, check, difference, parse
 from fastmoll.train.distributed import Process, Stop, launch
 from fastmoll.train.engine import Learner, evaluate, learning_rate
-from fastmoll.train.logs import Log, Meter, table
+from fastmoll.train.folder import lock
+from fastmoll.train.logs import Log, Meter, table, write_json
 from fastmoll.train.network import build_model, head_name, load_weights
 
 CPU = Process(0, 1, torch.device("cpu"))
@@ -69,6 +70,7 @@ def test_every_recipe_is_valid_and_survives_json(recipe: str) -> None:
         (["--model.ema", "1"], r"--model.ema must be in \(0, 1\), got 1"),
         (["--run.evaluate"], "--model.weights must be given with --run.evaluate"),
         (["--run.resume"], "--run.output must be"),
+        (["--run.output", ""], "--run.output must be a folder of its own"),
         (["--run.resume", "--run.output", "x", "--resident"], "--run.resident must be off with --run.resume"),
     ],
 )
@@ -147,14 +149,48 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     torch.save(state, path)
     with pytest.raises(ValueError, match=r"w\.pt does not fit .*without features\.0\.bias; with unknown stray"):
         load_weights(model, "squeezenet1_1", str(path))
-    path.write_bytes(b"not weights")
-    with pytest.raises(ValueError, match=r"w\.pt can't be read as PyTorch weights"):
-        load_weights(model, "squeezenet1_1", str(path))
-    torch.save([1, 2], path)
-    with pytest.raises(ValueError, match=r"w\.pt holds no state dict"):
+    state["features.0.bias"] = state.pop("stray")
+    state["classifier.1.bias"] = torch.tensor(0.0)
+    torch.save(state, path)
+    with pytest.raises(ValueError, match=r"classifier\.1\.bias is \(\) there and \(3,\) here"):
         load_weights(model, "squeezenet1_1", str(path))
     with pytest.raises(ValueError, match=r"'IMAGENET9K' is no file, and torchvision has IMAGENET1K_V1"):
         load_weights(model, "squeezenet1_1", "IMAGENET9K")
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_the_weights_in_a_checkpoint_are_those_that_were_evaluated(tmp_path: Path, average: bool) -> None:
+    network = build_model("squeezenet1_1", 3, 64)
+    learner = Learner(network, settings(model__ema=0.9 if average else None), CPU, 5)
+    with torch.no_grad():
+        learner.evaluated.get_parameter("classifier.1.bias").fill_(7)
+    saved_run(tmp_path / "c.pt", config={"model": {"name": "squeezenet1_1"}}, learner=learner.state_dict())
+    ours = build_model("squeezenet1_1", 3, 64)
+    load_weights(ours, "squeezenet1_1", str(tmp_path / "c.pt"), exact=True)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), learner.evaluated.parameters(), strict=True))
+    with pytest.raises(ValueError, match="is a checkpoint of squeezenet1_1, not of resnet18"):
+        load_weights(ours, "resnet18", str(tmp_path / "c.pt"))
+
+
+@pytest.mark.filterwarnings("ignore:.*[Ss]parse")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"not weights", "is damaged, or no PyTorch file"),
+        ([1, 2], "holds no state dict"),
+        ({1: torch.zeros(1)}, "holds no state dict"),
+        ({"a": torch.eye(2).to_sparse()}, "holds no state dict"),
+        ({"config": {}}, "holds no state dict"),
+        ({"format": 1, "config": {"model": 5}}, "is a damaged checkpoint"),
+        ({"format": 1, "config": {"model": {"name": "squeezenet1_1"}}, "learner": []}, "is a damaged checkpoint"),
+    ],
+)
+def test_a_file_without_weights_is_named_with_the_reason(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "w.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ValueError, match=rf"^--model\.weights: .*w\.pt {message}"):
+        load_weights(build_model("squeezenet1_1", 3, 64), "squeezenet1_1", str(path))
 
 
 # --- schedule and step ------------------------------------------------------------------------------------------------
@@ -259,6 +295,20 @@ def test_the_average_follows_its_formula_and_is_what_is_evaluated() -> None:
     assert learner.ema.state_dict()["2.running_mean"].abs().sum() > 0  # statistics are averaged too
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_noticed(number: float) -> None:
+    learner = Learner(tiny_model(), settings(), CPU, 5)
+    learner.require_finite()
+    learner.model.state_dict()["2.running_var"][1] = number
+    with pytest.raises(FloatingPointError, match=r"the norm of the weights is (nan|inf) after step 0"):
+        learner.require_finite()
+    with torch.no_grad():
+        learner.model.get_parameter("4.bias")[0] = math.nan
+    with pytest.raises(Stop) as stopped:
+        evaluate(learner.model, batches(1), CPU, settings(), expected=4)
+    assert (stopped.value.message, stopped.value.code) == ("the NLL on the validation images is nan", 1)
+
+
 def test_the_meter_reports_loss_speed_and_wait() -> None:
     meter = Meter(CPU)
     meter.begin(batches(2))
@@ -295,6 +345,9 @@ def test_an_error_of_input_becomes_one_line_and_any_other_is_raised() -> None:
     with pytest.raises(Stop) as stopped, CPU.agree():
         raise fastmoll.BadImageError([("a.jpg", "empty")], "bad")
     assert stopped.value.code == 1 and "a.jpg: empty" in str(stopped.value.message)
+    with pytest.raises(Stop) as stopped, CPU.agree():
+        raise OSError("no space")
+    assert (stopped.value.message, stopped.value.code) == ("no space", 1)
     with pytest.raises(KeyError), CPU.agree():
         raise KeyError("a bug")
 
@@ -332,6 +385,22 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypa
     assert checkpoint.load(tmp_path / "c.pt", **this)["format"] == 1
 
 
+def test_a_file_that_can_not_be_written_leaves_the_old_one_and_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    path.write_text("old")
+    for write in (checkpoint.save, lambda content, path: write_json(path, content)):
+        (tmp_path / ".c.pt.part").symlink_to("/dev/full")
+        with pytest.raises(OSError, match=r"^/.*c\.pt can't be written: No space left on device$"):
+            write({"a": list(range(5000))}, path)
+        assert (os.listdir(tmp_path), path.read_text()) == (["c.pt"], "old")
+
+
+def test_only_one_run_holds_a_folder_and_leaving_frees_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        with lock(tmp_path / "run"), pytest.raises(ValueError, match=rf"in use .*process {os.getpid()} on"):
+            lock(tmp_path / "run").__enter__()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -352,7 +421,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path: Path, change: 
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     this = saved_run(tmp_path / "c.pt")
     (tmp_path / "c.pt").write_bytes(b"half a file")
-    with pytest.raises(ValueError, match=r"c\.pt can't be read as a checkpoint"):
+    with pytest.raises(ValueError, match=r"c\.pt is damaged"):
         checkpoint.load(tmp_path / "c.pt", **this)
 
 
@@ -364,8 +433,8 @@ def test_a_resumed_log_has_each_step_once(tmp_path: Path) -> None:
         log.write("train", step, 0, {"loss": float(step)})
     log.write("validation", 4, 0, {"error": 0.5})
     log.close()
-    with open(tmp_path / "log.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"kind": "tra')  # the kill came here
+    with open(tmp_path / "log.jsonl", "ab") as file:
+        file.write(b'5\n{}\n\xff\xfe\n{"kind": "tra')  # other people's lines; then the kill came
     log = Log(tmp_path, CPU, 4)
     log.write("validation", 4, 0, {"error": 0.25})
     log.write("train", 6, 1, {"loss": 60.0})

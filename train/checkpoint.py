@@ -1,30 +1,42 @@
-"""Checkpoints: written so that a kill leaves the old one or the new one, never half of one."""
+"""Checkpoints: what is written, what is read back, and which run a checkpoint belongs to."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastmoll.train.config import difference
+from fastmoll.train.folder import replacing
 
 FORMAT = 1
 
 
 def save(content: object, path: Path) -> None:
-    """``torch.save`` to a file beside ``path``, flushed to the disk and then renamed to it."""
-    temporary = path.with_name(f".{path.name}.part")
-    with open(temporary, "wb") as file:
+    """``torch.save`` in one piece.
+
+    Raises:
+        OSError: it can't be written; what was there stays.
+    """
+    with replacing(path) as file:
         torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    # The new name is on the disk only once the folder is.
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+
+
+def read(path: Path) -> Any:
+    """``torch.load`` of tensors and plain values, onto the CPU.
+
+    Raises:
+        ValueError: the file holds something else, or is damaged.
+        OSError: it can't be opened.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # of many types, and with advice in many lines that is not for here
+        reason = "is damaged, or no PyTorch file of tensors and plain values" if path.stat().st_size else "is empty"
+        raise ValueError(f"{path} {reason}") from error
 
 
 def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: int) -> dict[str, Any]:
@@ -41,11 +53,9 @@ def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: 
 
     Raises:
         ValueError: unreadable file, or a checkpoint of another run; the message names what differs.
+        LookupError, TypeError, AttributeError: something is missing in it, or of another type.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and torch errors of many types, all of them "not a checkpoint"
-        raise ValueError(f"{path} can't be read as a checkpoint: {error}") from error
+    content = read(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
     if content["config"]["model"]["name"] != config["model"]["name"]:

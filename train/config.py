@@ -27,6 +27,8 @@ class DataConfig:
     """Augmentation of the training images, a name that fastmoll.ImageNetLoader knows."""
     threads: int | None = None
     """CPU threads of each process's data pipeline; None: the loader's choice."""
+    hw_decoder_load: float = 0.65
+    """Share of a batch that the GPU's JPEG engine decodes, 0 to 1; without such an engine it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,9 @@ class RunConfig:
     resident: Annotated[bool, tyro.conf.arg(aliases=["--resident"])] = False
     """Train on one batch kept on the device, to measure the trainer without the loader; no checkpoints."""
     max_steps: int | None = None
-    """Stop after this many steps, the schedule unchanged; None: no limit."""
+    """Stop after this many steps, the schedule unchanged; --run.resume with a larger number, or none, goes on."""
     checkpoint_every: int = 1000
-    """Steps between checkpoints; there is one at each epoch's end too."""
+    """Steps between checkpoints, each with a line of the log; there is one at each epoch's end too."""
     log_every: int = 50
     """Steps between lines of the log."""
     seed: int = 0
@@ -226,6 +228,8 @@ def check(config: Config) -> None:
     _require(model.ema is None or 0 < model.ema < 1, "model.ema", model.ema, "in (0, 1)")
     _require(0 <= run.seed < 2**63, "run.seed", run.seed, "in [0, 2^63)")
     _require(not (run.evaluate and model.weights is None), "model.weights", None, "given with --run.evaluate")
+    # An empty path is the current folder for Python; that one is not a run's, be it meant or an unset variable.
+    _require(run.output != Path(), "run.output", run.output, "a folder of its own")
     _require(not (run.resume and run.output is None), "run.output", None, "the folder to go on in, with --run.resume")
     _require(not (run.resume and run.resident), "run.resident", True, "off with --run.resume")
     _require(not (run.resume and run.evaluate), "run.evaluate", True, "off with --run.resume")

@@ -11,8 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 
 from fastmoll import BadImageError
+
+# Errors whose message says all that the user needs: those of what was asked for, and those of the run itself.
+BAD_INPUT = (ValueError, ImportError)
+BAD_RUN = (BadImageError, FloatingPointError, OSError)
 
 
 class Stop(Exception):
@@ -65,8 +70,8 @@ class Process:
         exchange nothing with other processes.
 
         Raises:
-            Stop: an error on some process. On the lowest such rank a ValueError, ImportError, OSError or BadImageError
-                gives the message (another error is raised as it is); the other ranks have none.
+            Stop: an error on some process. On the lowest such rank an error of ``BAD_INPUT`` or ``BAD_RUN`` gives the
+                message (another one is raised as it is); the other ranks have none.
         """
         error: Exception | None = None
         try:
@@ -78,10 +83,8 @@ class Process:
             return
         if error is None or self.rank != failed[0]:
             raise Stop(None, 1) from error
-        if isinstance(error, ValueError | ImportError | OSError):
-            raise Stop(str(error), 2) from error
-        if isinstance(error, BadImageError):
-            raise Stop(str(error), 1) from error
+        if isinstance(error, (*BAD_INPUT, *BAD_RUN)):
+            raise Stop(str(error), 2 if isinstance(error, BAD_INPUT) else 1) from error
         raise error
 
     @torch.no_grad()
@@ -116,14 +119,28 @@ def launch(device: str) -> Iterator[Process]:
     if "RANK" not in os.environ:
         yield Process(0, 1, here)
         return
+    store, rank, world_size = next(rendezvous("env://"))
     # gloo beside NCCL: objects and errors travel between the CPUs, without touching the GPUs.
-    if device == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=here)
-    else:
-        dist.init_process_group("gloo")
-    process = Process(dist.get_rank(), dist.get_world_size(), here)
-    yield process
+    backend, bound = ("cpu:gloo,cuda:nccl", here) if device == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=bound)
+    process = Process(rank, world_size, here)
+    try:
+        yield process
+    except Stop:
+        raise
+    except Exception as error:
+        # In the middle of a step nobody can agree: when one process fails the others lose their connection to it.
+        if not _first_to_fail(store):
+            raise Stop(None, 1) from error
+        raise
     # Only after a good end, and together: on an error the other processes may never come, and rank 0, which holds the
     # store, must not leave while another still needs it.
     process.gather(None)
     dist.destroy_process_group()
+
+
+def _first_to_fail(store: Any) -> bool:
+    try:
+        return bool(store.add("failed", 1) == 1)
+    except RuntimeError:
+        return False  # rank 0, which held the store, went first

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
+import operator
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -60,13 +63,9 @@ class Learner:
         self._ddp = None
         if process.world_size > 1:
             on_gpu = process.device.type == "cuda"
-            self._ddp = DistributedDataParallel(
-                model,
-                device_ids=[process.device] if on_gpu else None,
-                # Otherwise DDP regroups its buckets after the first step, and sums over more than two processes change
-                # their order: a resumed run would begin with the first grouping again and differ in the last bits.
-                find_unused_parameters=not on_gpu,
-            )
+            self._ddp = DistributedDataParallel(model, device_ids=[process.device] if on_gpu else None)
+            if not on_gpu:
+                self._ddp.register_comm_hook(process.world_size, mean_in_rank_order)
             # Statistics of rank 0 are those that count, and `evaluate` hands them out, so no step has to. (Not an
             # argument above: new versions of torch deprecate that one, and older ones don't know its successor.)
             self._ddp.broadcast_buffers = False
@@ -97,6 +96,12 @@ class Learner:
     def lr(self) -> float:
         """Learning rate of the next step."""
         return learning_rate(self.step, self.steps_per_epoch, self._config.optim, self.images_per_step)
+
+    @property
+    def last(self) -> int:
+        """Number of steps at which this run ends."""
+        total = self._config.optim.epochs * self.steps_per_epoch
+        return min(total, self._config.run.max_steps or total)
 
     def batches_left(self) -> int:
         """Batches of the running epoch that are still to come."""
@@ -137,6 +142,17 @@ class Learner:
         for old, new in self._counters:
             old.copy_(new)
 
+    def require_finite(self) -> None:
+        """Refuse weights that are no longer numbers; reads them back from the device.
+
+        Raises:
+            FloatingPointError: the norm of the network's parameters and statistics is not finite.
+        """
+        numbers = [value for value in self.model.state_dict().values() if value.is_floating_point()]
+        norm = float(nn.utils.get_total_norm(numbers))
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the norm of the weights is {norm} after step {self.step}")
+
     def state_dict(self) -> dict[str, Any]:
         """Network, average, optimiser and step, the same on all processes but for rank 0's statistics."""
         return {
@@ -147,12 +163,35 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` gave."""
-        self.step = state["step"]
+        """Go on from a state that `state_dict` gave.
+
+        Raises:
+            LookupError, TypeError, AttributeError, RuntimeError: the state does not fit.
+        """
+        self.step = operator.index(state["step"])
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
         self._optimizer.load_state_dict(state["optimizer"])
+
+
+def mean_in_rank_order(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP refuses postponed annotations
+    """Average the gradients of a DDP bucket over the processes, adding them up in the order of the ranks.
+
+    gloo's own order depends on where in the sent memory a number lies, and DDP regroups its buckets after the first
+    step: a resumed run of three or more processes, which begins with the first grouping again, would differ in the
+    last bits. The price is memory for the gradients of every process, of which a run on CPUs has few.
+
+    Args:
+        world_size: Number of processes.
+        bucket: The ``torch.distributed.GradBucket``.
+
+    Returns:
+        A future of the mean, in the form of ``bucket.buffer()``.
+    """
+    parts = [torch.empty_like(bucket.buffer()) for _ in range(world_size)]
+    gathered = dist.all_gather(parts, bucket.buffer(), async_op=True).get_future()
+    return gathered.then(lambda _: functools.reduce(Tensor.add_, parts).div_(world_size))
 
 
 def autocast(device: torch.device, amp: str) -> torch.autocast:
@@ -182,20 +221,25 @@ def evaluate(
         ``error``, ``nll``, ``ece`` and ``count``.
 
     Raises:
+        Stop: on all processes, for an error on one of them: an unreadable image, or an NLL that is no longer finite.
         RuntimeError: another number of images came than ``expected``.
     """
     was_training = model.training
     model.eval()
     process.copy_from_main(model, parameters=False)
     metrics = fastmoll.ClassificationMetrics().to(process.device)
-    for images, labels in batches:
-        if config.model.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        with autocast(process.device, config.run.amp):
-            logits = model(images)
-        metrics.update(logits, labels)
+    with process.agree():
+        for images, labels in batches:
+            if config.model.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            with autocast(process.device, config.run.amp):
+                logits = model(images)
+            metrics.update(logits, labels)
     model.train(was_training)
     results = {name: float(value) for name, value in metrics.compute().items()}
-    if results["count"] != expected:
-        raise RuntimeError(f"evaluated {results['count']:.0f} images of {expected}")
+    with process.agree():
+        if results["count"] != expected:
+            raise RuntimeError(f"evaluated {results['count']:.0f} images of {expected}")
+        if not math.isfinite(results["nll"]):
+            raise FloatingPointError(f"the NLL on the validation images is {results['nll']}")
     return results

@@ -11,11 +11,12 @@ Any ImageFolder tree is data. ``--help`` lists every setting. The output folder 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ import fastmoll
 from fastmoll.pipelines.files import scan_folder
 from fastmoll.train import checkpoint
 from fastmoll.train.config import Config, check, parse, with_data, with_output
-from fastmoll.train.distributed import Process, Stop, launch
+from fastmoll.train.distributed import BAD_RUN, Process, Stop, launch
 from fastmoll.train.engine import Learner, evaluate
+from fastmoll.train.folder import lock, look_for_run
 from fastmoll.train.logs import Log, Meter, bar, say, table, write_json
 from fastmoll.train.network import build_model, load_weights
 from fastmoll.train.resident import ResidentLoader
@@ -42,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run with these arguments (default: the command line's).
 
     Returns:
-        The exit code: 0, 1 after an error in the run (unreadable image, loss no longer finite), 2 for unusable input.
+        The exit code: 0, 1 after an error in the run (unreadable image, full disk, loss no longer finite), 2 for
+        unusable input.
     """
     config = parse(argv)
     try:
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if stop.message is not None:
             sys.stderr.write(f"error: {stop.message}\n")
         return stop.code
-    except (fastmoll.BadImageError, FloatingPointError) as error:
+    except BAD_RUN as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
@@ -64,13 +67,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(config: Config, process: Process) -> None:
     """Set-up, loaders, model, loop."""
     config, resuming = set_up(config, process)
-    training, validation = make_loaders(config, process)
-    with closing(training), closing(validation):
-        model = make_model(config, process, len(validation.classes), load=not resuming)
+    with ExitStack() as stack:
+        with process.agree():
+            validation = stack.enter_context(closing(make_loader(config, process, "val")))
+        classes = validation.classes
         if config.run.evaluate:
-            evaluate_only(config, process, model, validation)
+            evaluate_only(config, process, make_model(config, process, len(classes), load=True), validation)
             return
+        training = stack.enter_context(closing(make_training(config, process, classes)))
+        say(
+            process,
+            f"{config.data.path}: {training.num_samples} training and {validation.num_samples} validation images, "
+            f"{len(classes)} classes",
+        )
+        if training.fingerprint["files"] == validation.fingerprint["files"]:
+            say(process, f"warning: {config.data.path} has no val folder, so validation is on the training images")
+        model = make_model(config, process, len(classes), load=not resuming)
         learner = Learner(model, config, process, len(training))
+        with process.agree():
+            if process.main:
+                # Only now, so that bad input leaves no folder behind; and what was found in it may have changed.
+                stack.enter_context(lock(output_folder(config)))
+                if look_for_run(output_folder(config), config.run.resume) != resuming:
+                    raise ValueError(f"--run.output: another run was in {config.run.output} just now; start again")
         if resuming:
             resume(config, process, learner, training)
         train(config, process, learner, training, validation)
@@ -90,60 +109,40 @@ def set_up(config: Config, process: Process) -> tuple[Config, bool]:
             config = with_output(config, Path("runs") / f"{config.recipe}-{now}")
         if not config.run.evaluate:
             resuming = look_for_run(output_folder(config), config.run.resume)
+    resuming = process.gather(resuming)[0]  # a network file system may show it to the others later
     if config.run.resume and not resuming:
         say(process, f"nothing to resume in {config.run.output}: starting")
     torch.backends.cudnn.benchmark = True  # every batch has the same shape
     return config, resuming
 
 
-def look_for_run(output: Path, wanted: bool) -> bool:
-    """Whether ``output`` has a checkpoint to go on from.
-
-    Raises:
-        ValueError: it holds a finished run, or an unfinished one while a new one is wanted.
-    """
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--run.output: {output} is not a folder")
-    if (output / "result.json").exists():
-        raise ValueError(f"--run.output: {output} holds a finished run; choose another folder")
-    found = (output / "checkpoint.pt").exists()
-    if not wanted and (found or (output / "log.jsonl").exists()):
-        raise ValueError(f"--run.output: {output} holds an unfinished run; pass --run.resume or choose another folder")
-    return found
-
-
-def make_loaders(config: Config, process: Process) -> tuple[Any, fastmoll.ImageNetLoader]:
-    """The training loader (mollified) and the validation loader."""
+def make_loader(config: Config, process: Process, split: str, **training: Any) -> fastmoll.ImageNetLoader:
+    """A loader of the folder ``split``."""
     assert config.data.path is not None
-    shared: dict[str, Any] = {
-        "batch_size": config.data.batch_size,
-        "size": config.data.size,
-        "device": process.device,
-        "seed": config.run.seed,
-        "rank": process.rank,
-        "world_size": process.world_size,
-        "num_threads": config.data.threads,
-    }
+    return fastmoll.ImageNetLoader(
+        config.data.path,
+        split=split,
+        batch_size=config.data.batch_size,
+        size=config.data.size,
+        device=process.device,
+        seed=config.run.seed,
+        rank=process.rank,
+        world_size=process.world_size,
+        num_threads=config.data.threads,
+        hw_decoder_load=config.data.hw_decoder_load,
+        **training,
+    )
+
+
+def make_training(config: Config, process: Process, classes: list[str]) -> fastmoll.ImageNetLoader:
+    """The loader of the training images, mollified, whose classes must be those of the validation."""
     with process.agree():
-        validation = fastmoll.ImageNetLoader(config.data.path, split="val", **shared)
-        odd = sorted({*scan_folder(config.data.path, "train").classes} ^ {*validation.classes})
+        assert config.data.path is not None
+        odd = sorted({*scan_folder(config.data.path, "train").classes} ^ {*classes})
         if odd:
             raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
-        training = fastmoll.ImageNetLoader(
-            config.data.path,
-            split="train",
-            augment=config.data.augment,
-            mollify=make_mollify(config, len(validation.classes)),
-            **shared,
-        )
-    if training.fingerprint["files"] == validation.fingerprint["files"]:
-        say(process, f"warning: {config.data.path} has no val folder, so validation is on the training images")
-    say(
-        process,
-        f"{config.data.path}: {training.num_samples} training and {validation.num_samples} validation images, "
-        f"{len(training.classes)} classes",
-    )
-    return training, validation
+        mollify = make_mollify(config, len(classes))
+        return make_loader(config, process, "train", augment=config.data.augment, mollify=mollify)
 
 
 def make_mollify(config: Config, num_classes: int) -> fastmoll.Mollify | None:
@@ -183,13 +182,25 @@ def make_model(config: Config, process: Process, num_classes: int, *, load: bool
 
 def resume(config: Config, process: Process, learner: Learner, training: fastmoll.ImageNetLoader) -> None:
     """Put learner, loader and random generators back to where the checkpoint was taken."""
-    path = output_folder(config) / "checkpoint.pt"
+    output = output_folder(config)
+    path = output / "checkpoint.pt"
     with process.agree():
-        state = checkpoint.load(path, config=config.plain(), classes=training.classes, world_size=process.world_size)
-        own = state["ranks"][process.rank]
-        training.load_state_dict(own["loader"])
-        learner.load_state_dict(state["learner"])
-        checkpoint.set_rng_state(own["rng"], process.device)
+        try:
+            state = checkpoint.load(
+                path, config=config.plain(), classes=training.classes, world_size=process.world_size
+            )
+            own = state["ranks"][process.rank]
+            training.load_state_dict(own["loader"])
+            learner.load_state_dict(state["learner"])
+            checkpoint.set_rng_state(own["rng"], process.device)
+        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ValueError(f"{path} is damaged, or of another version ({reason})") from error
+        if learner.step > learner.last or (learner.step == learner.last and (output / "result.json").exists()):
+            raise ValueError(
+                f"--run.output: {output} holds a finished run: it has done {learner.step} steps and this one ends at "
+                f"{learner.last}; choose another folder, or a larger --run.max-steps where that was the end"
+            )
     say(process, f"resuming {path} after step {learner.step}")
 
 
@@ -203,10 +214,9 @@ def train(
     """The loop: an epoch, its validation, and so on; then the results."""
     output = output_folder(config)
     per_epoch = learner.steps_per_epoch
-    last = min(config.optim.epochs * per_epoch, config.run.max_steps or sys.maxsize)
     with process.agree():
         if process.main:
-            output.mkdir(parents=True, exist_ok=True)
+            (output / "result.json").unlink(missing_ok=True)  # that of a run which --run.max-steps had stopped
             write_json(output / "config.json", describe(config, process, learner))
         log = Log(output, process, learner.step)
     batches = ResidentLoader(training) if config.run.resident else training
@@ -214,19 +224,21 @@ def train(
     results: dict[str, float] = {}
     # A checkpoint at the end of an epoch is taken before the validation: a run resumed there begins with it.
     for epoch in range(max(learner.step - 1, 0) // per_epoch, config.optim.epochs):
-        train_epoch(config, process, learner, batches, meter, log, epoch, min((epoch + 1) * per_epoch, last))
+        train_epoch(config, process, learner, batches, meter, log, epoch, min((epoch + 1) * per_epoch, learner.last))
         with bar(validation, process, f"epoch {epoch + 1} validation", len(validation)) as progress:
             results = evaluate(learner.evaluated, progress, process, config, validation.num_samples)
-        log.write("validation", learner.step, epoch, results)
+        with process.agree():
+            log.write("validation", learner.step, epoch, results)
         say(
             process,
             f"epoch {epoch + 1}/{config.optim.epochs}: error {results['error']:.2%}, NLL {results['nll']:.4f}, "
             f"ECE {results['ece']:.4f}",
         )
-        if learner.step >= last:
+        if learner.step >= learner.last:
             break
-    finish(config, process, learner, meter, results)
-    log.close()
+    with process.agree():
+        log.close()
+        finish(config, process, learner, meter, results)
 
 
 def train_epoch(
@@ -242,7 +254,7 @@ def train_epoch(
     """Take the steps of an epoch that are still to do, up to step ``end``.
 
     Raises:
-        FloatingPointError: the loss is no longer finite.
+        Stop: the loss or the weights are no longer finite, or the disk is full.
     """
     if learner.step >= end:
         return
@@ -254,33 +266,39 @@ def train_epoch(
             lr = learner.lr
             learner.train_step(meter)
             progress.update()
-            if learner.step % config.run.log_every == 0 or learner.step == end:
+            saving = not config.run.resident and (
+                learner.step % config.run.checkpoint_every == 0 or learner.step == end
+            )
+            if saving or learner.step % config.run.log_every == 0 or learner.step == end:
                 values = {**meter.read(), "lr": lr}
                 progress.set_postfix_str(
                     f"loss {values['loss']:.3f}, lr {lr:.2g}, {values['images_per_second']:.0f} images/s, "
                     f"waiting for data {values['data_wait']:.0%}"
                 )
-                if not torch.isfinite(torch.tensor(values["loss"])):
-                    raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
-                log.write("train", learner.step, epoch, values)
-            if not config.run.resident and (learner.step % config.run.checkpoint_every == 0 or learner.step == end):
+                with process.agree():
+                    if not math.isfinite(values["loss"]):
+                        raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
+                    log.write("train", learner.step, epoch, values)
+            if saving:
                 save_checkpoint(config, process, learner, batches)
 
 
 def save_checkpoint(config: Config, process: Process, learner: Learner, training: fastmoll.ImageNetLoader) -> None:
-    """Write ``checkpoint.pt``: everything that `resume` puts back."""
+    """Write ``checkpoint.pt``: everything that `resume` puts back; weights that are no numbers don't replace it."""
     own = {"loader": training.state_dict(), "rng": checkpoint.rng_state(process.device)}
     ranks = process.gather(own)
-    if process.main:
-        content = {
-            "format": checkpoint.FORMAT,
-            "config": config.plain(),
-            "classes": training.classes,
-            "world_size": process.world_size,
-            "learner": learner.state_dict(),
-            "ranks": ranks,
-        }
-        checkpoint.save(content, output_folder(config) / "checkpoint.pt")
+    with process.agree():
+        if process.main:
+            learner.require_finite()
+            content = {
+                "format": checkpoint.FORMAT,
+                "config": config.plain(),
+                "classes": training.classes,
+                "world_size": process.world_size,
+                "learner": learner.state_dict(),
+                "ranks": ranks,
+            }
+            checkpoint.save(content, output_folder(config) / "checkpoint.pt")
 
 
 def finish(config: Config, process: Process, learner: Learner, meter: Meter, results: dict[str, float]) -> None:

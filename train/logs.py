@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -16,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fastmoll.train.distributed import Process
+from fastmoll.train.folder import replacing
 
 T = TypeVar("T")
 
@@ -126,9 +126,8 @@ class Log:
         kept = [line for line in _lines(path) if line["step"] <= step and step]
         # A validation at this very step comes again: a checkpoint is written before it.
         kept = [line for line in kept if line["step"] < step or line["kind"] != "validation"]
-        part = path.with_name(".log.jsonl.part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(part, path)
+        with replacing(path) as file:
+            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = open(path, "a", encoding="utf-8", buffering=1)
         self._board = SummaryWriter(str(output / "tensorboard"), purge_step=step or None)
         for line in kept:
@@ -200,9 +199,8 @@ def table(title: str, results: Mapping[str, float]) -> str:
 
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file in one piece."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
 def _event() -> torch.cuda.Event:
@@ -213,8 +211,10 @@ def _event() -> torch.cuda.Event:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_bytes().splitlines():
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return  # the kill came in the middle of this line, so it is the last
+                line = json.loads(text)
+            except ValueError:  # the kill came in the middle of this line
+                continue
+            if isinstance(line, dict) and isinstance(line.get("step"), int) and "kind" in line:
+                yield line

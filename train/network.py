@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
+from fastmoll.train import checkpoint
+
 
 def build_model(name: str, num_classes: int, size: int, *, fresh: bool = True) -> nn.Module:
     """A classification network of torchvision with random weights.
@@ -69,7 +71,11 @@ def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = Fal
     head = head_name(model)
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
-    replaced = bool(wrong) and all(key.rpartition(".")[0] == head for key in wrong)
+    # A head for other classes differs in its first dimension and nowhere else.
+    replaced = bool(wrong) and all(
+        key.rpartition(".")[0] == head and state[key].ndim and state[key].shape[1:] == own[key].shape[1:]
+        for key in wrong
+    )
     if missing or unexpected or (wrong and (exact or not replaced)):
         raise ValueError(
             f"--model.weights: {source} does not fit {name}: "
@@ -104,20 +110,27 @@ def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
         offers = f"torchvision has {', '.join(known)}" if known else "torchvision has none for this model"
         raise ValueError(f"--model.weights: {weights!r} is no file, and {offers} for {name}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and torch errors of many types, all of them "not a weights file"
-        raise ValueError(f"--model.weights: {path} can't be read as PyTorch weights: {error}") from error
+        content = checkpoint.read(path)
+    except ValueError as error:
+        raise ValueError(f"--model.weights: {error}") from error
     source = str(path)
-    if isinstance(content, dict) and isinstance(content.get("config"), dict):
-        trained = content["config"]["model"]["name"]
+    if isinstance(content, dict) and content.get("format") == checkpoint.FORMAT:
+        try:
+            trained, learner = content["config"]["model"]["name"], content["learner"]
+            average = learner["ema"] is not None
+            content = learner["ema"] if average else learner["model"]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"--model.weights: {path} is a damaged checkpoint") from error
         if trained != name:
             raise ValueError(f"--model.weights: {path} is a checkpoint of {trained}, not of {name}")
-    if isinstance(content, dict) and content.get("ema"):
-        content, source = content["ema"], f"{path} (average)"
-    elif isinstance(content, dict) and isinstance(content.get("model"), dict):
+        source += " (average)" if average else ""
+    elif isinstance(content, dict) and "model" in content:
         content = content["model"]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"--model.weights: {path} holds no state dict (names with tensors)")
+    if not isinstance(content, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided
+        for key, value in content.items()
+    ):
+        raise ValueError(f"--model.weights: {path} holds no state dict (names with dense tensors)")
     return content, source
 
 
