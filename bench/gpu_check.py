@@ -1,8 +1,8 @@
 """The whole validation of the project on one card, in under nine minutes: ``python bench/gpu_check.py [DATA]``.
 
 Tests marked ``gpu``, kernels against the copy, the loader alone, training on real against resident batches. Each part
-has a time limit of its own, and one that fails does not stop the others. Without DATA, JPEGs of ImageNet's usual size are
-made up; decoding those costs about the same, but say so beside the figures.
+has a time limit of its own, and one that fails does not stop the others. Without DATA, JPEGs of ImageNet's usual size
+are made up; decoding those costs about the same, but say so beside the figures.
 """
 
 from __future__ import annotations

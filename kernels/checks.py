@@ -86,10 +86,11 @@ def check_tensor(
     if shape is not None and not (
         value.dim() == len(shape) and all(want in (None, size) for size, want in zip(value.shape, shape, strict=True))
     ):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        letters = "BK" if len(shape) < 4 else "BHWC" if shape[3] is not None else "BCHW"
+        wanted = ", ".join(letter if size is None else str(size) for size, letter in zip(shape, letters, strict=False))
         raise ValueError(f"{name} must have shape ({wanted}), got {tuple(value.shape)}")
     if value.dtype not in dtypes:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, dtypes))}, got {value.dtype}")
+        raise ValueError(f"{name} must be {' or '.join(map(str, dtypes))}, got {value.dtype}")
     if device is not None and value.device != device:
         raise ValueError(f"{name} must be on {device} like the other arguments, got {value.device}")
 

@@ -158,10 +158,6 @@ def _product(
 
     Four rows and four terms at a time: sixteen fused operations for eight loads, and they fit the registers.
     """
-    for i in range(n):
-        d0 = c[c0 + i * ldc :]
-        for j in range(m):
-            d0[j] = np.float32(0.0)
     whole_n, whole_k = n - n % 4, depth - depth % 4
     for i in range(0, whole_n, 4):
         r0, r1, r2, r3 = a0 + i * lda, a0 + (i + 1) * lda, a0 + (i + 2) * lda, a0 + (i + 3) * lda
@@ -174,26 +170,50 @@ def _product(
             a30, a31, a32, a33 = a[r3 + k], a[r3 + k + 1], a[r3 + k + 2], a[r3 + k + 3]
             p = b0 + k * ldb
             e0, e1, e2, e3 = b[p:], b[p + ldb :], b[p + 2 * ldb :], b[p + 3 * ldb :]
+            if k == 0:
+                for j in range(m):
+                    v0, v1, v2, v3 = e0[j], e1[j], e2[j], e3[j]
+                    s0 = a00 * v0
+                    s1 = a10 * v0
+                    s2 = a20 * v0
+                    s3 = a30 * v0
+                    s0 += a01 * v1
+                    s1 += a11 * v1
+                    s2 += a21 * v1
+                    s3 += a31 * v1
+                    s0 += a02 * v2
+                    s1 += a12 * v2
+                    s2 += a22 * v2
+                    s3 += a32 * v2
+                    s0 += a03 * v3
+                    s1 += a13 * v3
+                    s2 += a23 * v3
+                    s3 += a33 * v3
+                    d0[j], d1[j], d2[j], d3[j] = s0, s1, s2, s3
+            else:
+                for j in range(m):
+                    v0, v1, v2, v3 = e0[j], e1[j], e2[j], e3[j]
+                    s0, s1, s2, s3 = d0[j], d1[j], d2[j], d3[j]
+                    s0 += a00 * v0
+                    s1 += a10 * v0
+                    s2 += a20 * v0
+                    s3 += a30 * v0
+                    s0 += a01 * v1
+                    s1 += a11 * v1
+                    s2 += a21 * v1
+                    s3 += a31 * v1
+                    s0 += a02 * v2
+                    s1 += a12 * v2
+                    s2 += a22 * v2
+                    s3 += a32 * v2
+                    s0 += a03 * v3
+                    s1 += a13 * v3
+                    s2 += a23 * v3
+                    s3 += a33 * v3
+                    d0[j], d1[j], d2[j], d3[j] = s0, s1, s2, s3
+        if whole_k == 0:
             for j in range(m):
-                v0, v1, v2, v3 = e0[j], e1[j], e2[j], e3[j]
-                s0, s1, s2, s3 = d0[j], d1[j], d2[j], d3[j]
-                s0 += a00 * v0
-                s1 += a10 * v0
-                s2 += a20 * v0
-                s3 += a30 * v0
-                s0 += a01 * v1
-                s1 += a11 * v1
-                s2 += a21 * v1
-                s3 += a31 * v1
-                s0 += a02 * v2
-                s1 += a12 * v2
-                s2 += a22 * v2
-                s3 += a32 * v2
-                s0 += a03 * v3
-                s1 += a13 * v3
-                s2 += a23 * v3
-                s3 += a33 * v3
-                d0[j], d1[j], d2[j], d3[j] = s0, s1, s2, s3
+                d0[j] = d1[j] = d2[j] = d3[j] = np.float32(0.0)
         for k in range(whole_k, depth):
             f0, f1, f2, f3 = a[r0 + k], a[r1 + k], a[r2 + k], a[r3 + k]
             e0 = b[b0 + k * ldb :]
@@ -205,6 +225,8 @@ def _product(
                 d3[j] += f3 * v0
     for i in range(whole_n, n):
         d0 = c[c0 + i * ldc :]
+        for j in range(m):
+            d0[j] = np.float32(0.0)
         for k in range(depth):
             f0 = a[a0 + i * lda + k]
             e0 = b[b0 + k * ldb :]

@@ -256,7 +256,7 @@ def _header_oddities(image: Image.Image, data: bytes, name: str | None) -> list[
     # Pillow decodes a whole PNG to look for an EXIF chunk behind the pixels; one in front has been read already.
     if name != "PNG" or "exif" in image.info:
         orientation = image.getexif().get(_ORIENTATION, 1)
-        if orientation != 1:
+        if orientation in range(2, 9):  # others mean nothing; 0 is common
             found.append(f"EXIF orientation (ignored by default): {orientation}")
     frames = getattr(image, "n_frames", 1)
     if frames > 1:

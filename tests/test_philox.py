@@ -114,7 +114,7 @@ def test_normals_of_the_extreme_words_are_finite():
         ((0, 0, torch.tensor([3, -7])), r"index .* got -7 at position 1"),
         ((0, 0, torch.tensor([2**48])), r"index .* got 281474976710656 at position 0"),
         ((0, 0, torch.tensor([1.0])), r"index .* got torch.float32"),
-        ((0, 0, torch.tensor([[1]])), r"index must have shape \(any\), got \(1, 1\)"),
+        ((0, 0, torch.tensor([[1]])), r"index must have shape \(B\), got \(1, 1\)"),
         ((0, 0, [1]), r"index must be a torch.Tensor, got list"),
     ],
 )

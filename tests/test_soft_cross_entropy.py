@@ -5,7 +5,8 @@ import pytest
 import scipy.special
 import torch
 
-from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
+from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_short
+from fastmoll.kernels.soft_labels import soft_labels
 
 
 def example(batch=6, classes=11, dtype=torch.float64):
@@ -102,11 +103,11 @@ L = torch.zeros(2, 3)
         (L, torch.tensor([0]), "mean", r"target must have shape \(2\), got \(1,\)"),
         (L, torch.tensor([0, 3]), "mean", r"target must lie in \[0, 3\), got 3 at position 1"),
         (L, torch.tensor([0, -100]), "mean", "target must lie .* got -100 at position 1"),
-        (L, torch.tensor([0.0, 1.0]), "mean", "target must be one of torch.int64, got torch.float32"),
+        (L, torch.tensor([0.0, 1.0]), "mean", "target must be torch.int64, got torch.float32"),
         (L, torch.zeros(2, 3, dtype=torch.int64), "mean", "target .* got torch.int64"),
         (L, torch.tensor([[1.0, 0.0, 0.0], [0.0, -0.1, 0.0]]), "mean", r"target .* at position \(1, 1\)"),
         (L, torch.full((2, 3), float("nan")), "mean", "target .* got nan"),
-        (L[0], torch.tensor([0]), "mean", r"logits must have shape \(any, any\), got \(3,\)"),
+        (L[0], torch.tensor([0]), "mean", r"logits must have shape \(B, K\), got \(3,\)"),
         (L.long(), torch.tensor([0, 1]), "mean", "logits .* got torch.int64"),
         (L, torch.tensor([0, 1]), "median", "reduction must be one of 'mean', 'sum', 'none', got 'median'"),
         (L, [0, 1], "mean", "target must be a torch.Tensor, got list"),
@@ -129,3 +130,70 @@ def test_a_gpu_gives_the_loss_of_the_cpu_without_waiting():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(result.cpu(), soft_cross_entropy(logits, target, reduction="none"), atol=0, rtol=1e-5)
+
+
+# The short form.
+
+
+def short_example(batch=7, classes=11):
+    generator = torch.Generator().manual_seed(1)
+    logits = 5 * torch.randn(batch, classes, generator=generator, dtype=torch.float64)
+    label, partner = torch.randint(classes, (2, batch), generator=generator)
+    partner[0] = label[0]
+    gamma, lam = torch.rand(2, batch, generator=generator, dtype=torch.float64)
+    gamma[1], gamma[2], lam[3], lam[4] = 0.0, 1.0, 0.0, 1.0
+    return logits, label, gamma, partner, lam
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kind", ["smooth", "temper"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_short_form_is_the_dense_form(mixed, kind, reduction):
+    logits, label, gamma, partner, lam = short_example()
+    y = torch.nn.functional.one_hot(label, 11).double()
+    if mixed:
+        y = lam.unsqueeze(1) * y + (1 - lam).unsqueeze(1) * torch.nn.functional.one_hot(partner, 11)
+    target = soft_labels(y, gamma, 11, kind=kind)
+    pair = {"partner": partner, "lam": lam} if mixed else {}
+    results = []
+    for loss in (
+        lambda x: soft_cross_entropy(x, target, reduction=reduction),
+        lambda x: soft_cross_entropy_short(x, label, gamma, kind=kind, reduction=reduction, **pair),
+    ):
+        x = logits.clone().requires_grad_()
+        value = loss(x)
+        (value * torch.arange(1.0, 8.0)[: value.numel()]).sum().backward()
+        results.append((value.detach(), x.grad))
+    torch.testing.assert_close(results[0], results[1], atol=1e-12, rtol=1e-12)
+
+
+def test_the_short_form_sums_half_precision_logits_in_float32():
+    logits, label, gamma, partner, lam = short_example()
+    arguments = {"partner": partner, "lam": lam.float(), "reduction": "none"}
+    result = soft_cross_entropy_short(logits.bfloat16(), label, gamma.float(), **arguments)
+    exact = soft_cross_entropy_short(logits.bfloat16().double(), label, gamma.float().double(), **arguments)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), exact, atol=0, rtol=1e-6)
+
+
+Y, G = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("label", "gamma", "more", "message"),
+    [
+        (torch.tensor([0, 3]), G, {}, r"label must lie in \[0, 3\), got 3 at position 1"),
+        (Y[:1], G, {}, r"label must have shape \(2\), got \(1,\)"),
+        (Y.int(), G, {}, "label must be torch.int64, got torch.int32"),
+        (Y, torch.tensor([0.0, 1.5]), {}, "gamma must lie .* got 1.5 at position 1"),
+        (Y, G, {"partner": Y}, "lam must be given together with partner, got None"),
+        (Y, G, {"lam": G}, "partner must be given together with lam, got None"),
+        (Y, G, {"lam": G, "partner": Y - 1}, "partner must lie .* got -1"),
+        (Y, G, {"lam": G - 0.5, "partner": Y}, "lam must lie .* got -0.5"),
+        (Y, G, {"kind": "hard"}, "kind must be one of 'smooth', 'temper', got 'hard'"),
+        (Y, G, {"reduction": "max"}, "reduction must be .* got 'max'"),
+    ],
+)
+def test_bad_short_arguments_are_named(label, gamma, more, message):
+    with pytest.raises(ValueError, match=message):
+        soft_cross_entropy_short(L, label, gamma, **more)
