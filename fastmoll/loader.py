@@ -32,6 +32,7 @@ class ImageNetLoader:
     images, after a ``break``. After `load_state_dict` the next ``for`` goes on in the middle.
 
     Attributes:
+        root: Folder that holds the class folders.
         classes: Class names, sorted; a target is a position here.
         num_samples: Samples of the whole split, over all ranks.
         epoch: Epoch the next ``for`` gives (the running one inside a loop).
@@ -122,6 +123,7 @@ class ImageNetLoader:
             raise ValueError(f"augment must be one of {', '.join(map(repr, imagenet.AUGMENTATIONS))}, got {augment!r}")
 
         self._folder = scan_folder(root, split)
+        self.root = self._folder.root
         self.classes = self._folder.classes
         self.num_samples = len(self._folder)
         if self.num_samples < world_size:

@@ -203,6 +203,30 @@ def test_a_checkpoint_is_evaluated_without_any_training_images(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
 
 
+def test_weights_of_a_run_bring_its_network_and_image_size(
+    finished: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [data, "--evaluate", "--model.weights", finished / "model.pt", "--run.device", "cpu"]
+    assert main([str(argument) for argument in arguments]) == 0
+    theirs = json.loads((finished / "result.json").read_text())["validation"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+
+
+def test_validation_can_wait_for_the_end(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [data, *SETTINGS, "--optim.epochs", "2", "--run.validate-every", "0", "--run.output", tmp_path / "run"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert [line["epoch"] for line in log(tmp_path / "run") if line["kind"] == "validation"] == [2]
+    assert "has no val folder" not in capsys.readouterr().out
+
+
+def test_validation_on_the_training_images_is_said(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [data / "train", *SETTINGS, "--run.max-steps", "1", "--run.output", tmp_path / "run"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert "has no val folder" in capsys.readouterr().out
+
+
 def fails(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:
     """Run in this process; the one line of its error, apart from progress bars."""
     assert main([str(argument) for argument in arguments]) == code

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -435,6 +436,7 @@ def test_a_resumed_log_has_each_step_once(tmp_path: Path) -> None:
     log.close()
     with open(tmp_path / "log.jsonl", "ab") as file:
         file.write(b'5\n{}\n\xff\xfe\n{"kind": "tra')  # other people's lines; then the kill came
+    time.sleep(1.1)  # TensorBoard reads its files in the order of the seconds in their names
     log = Log(tmp_path, CPU, 4)
     log.write("validation", 4, 0, {"error": 0.25})
     log.write("train", 6, 1, {"loss": 60.0})

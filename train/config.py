@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -109,6 +110,8 @@ class RunConfig:
     """Stop after this many steps, the schedule unchanged; --run.resume with a larger number, or none, goes on."""
     checkpoint_every: int = 1000
     """Steps between checkpoints, each with a line of the log; there is one at each epoch's end too."""
+    validate_every: int = 1
+    """Epochs between validations; 0: only at the end."""
     log_every: int = 50
     """Steps between lines of the log."""
     seed: int = 0
@@ -175,8 +178,21 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     recipe = first.parse_known_args(argv)[0].recipe
     config = _parse(argv, RECIPES.get(recipe, RECIPES["finetune"]))
     if recipe is None and config.data.path is None:
-        config = _parse(argv, RECIPES["sample"])
+        recipe = "sample"
+        config = _parse(argv, RECIPES[recipe])
+    if config.run.evaluate and config.model.weights is not None:
+        config = _parse(argv, _as_trained(RECIPES[config.recipe], Path(config.model.weights)))
     return config
+
+
+def _as_trained(default: Config, weights: Path) -> Config:
+    """``default`` with the network and the image size of the run in whose folder ``weights`` lies."""
+    try:
+        saved = json.loads((weights.parent / "config.json").read_text(encoding="utf-8"))
+        name, size = str(saved["model"]["name"]), int(saved["data"]["size"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return default  # not a folder of this trainer
+    return replace(default, model=replace(default.model, name=name), data=replace(default.data, size=size))
 
 
 def _parse(argv: Sequence[str] | None, default: Config) -> Config:
@@ -226,6 +242,7 @@ def check(config: Config) -> None:
     )
     _require(not optim.nesterov or optim.momentum > 0, "optim.momentum", optim.momentum, "positive with Nesterov")
     _require(model.ema is None or 0 < model.ema < 1, "model.ema", model.ema, "in (0, 1)")
+    _require(run.validate_every >= 0, "run.validate-every", run.validate_every, "at least 0")
     _require(0 <= run.seed < 2**63, "run.seed", run.seed, "in [0, 2^63)")
     _require(not (run.evaluate and model.weights is None), "model.weights", None, "given with --run.evaluate")
     # An empty path is the current folder for Python; that one is not a run's, be it meant or an unset variable.
@@ -256,6 +273,7 @@ _FREE = {
     "run.max_steps",
     "run.checkpoint_every",
     "run.log_every",
+    "run.validate_every",
     "run.device",
 }
 

@@ -80,7 +80,7 @@ def run(config: Config, process: Process) -> None:
             f"{config.data.path}: {training.num_samples} training and {validation.num_samples} validation images, "
             f"{len(classes)} classes",
         )
-        if training.fingerprint["files"] == validation.fingerprint["files"]:
+        if training.root == validation.root:
             say(process, f"warning: {config.data.path} has no val folder, so validation is on the training images")
         model = make_model(config, process, len(classes), load=not resuming)
         learner = Learner(model, config, process, len(training))
@@ -225,10 +225,13 @@ def train(
     # A checkpoint at the end of an epoch is taken before the validation: a run resumed there begins with it.
     for epoch in range(max(learner.step - 1, 0) // per_epoch, config.optim.epochs):
         train_epoch(config, process, learner, batches, meter, log, epoch, min((epoch + 1) * per_epoch, learner.last))
+        every = config.run.validate_every
+        if learner.step < learner.last and (every == 0 or (epoch + 1) % every):
+            continue
         with bar(validation, process, f"epoch {epoch + 1} validation", len(validation)) as progress:
             results = evaluate(learner.evaluated, progress, process, config, validation.num_samples)
         with process.agree():
-            log.write("validation", learner.step, epoch, results)
+            log.write("validation", learner.step, epoch + 1, results)
         say(
             process,
             f"epoch {epoch + 1}/{config.optim.epochs}: error {results['error']:.2%}, NLL {results['nll']:.4f}, "
@@ -278,7 +281,7 @@ def train_epoch(
                 with process.agree():
                     if not math.isfinite(values["loss"]):
                         raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
-                    log.write("train", learner.step, epoch, values)
+                    log.write("train", learner.step, epoch + 1, values)
             if saving:
                 save_checkpoint(config, process, learner, batches)
 

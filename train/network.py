@@ -103,7 +103,13 @@ def head_name(model: nn.Module) -> str:
 def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
     known = {item.name: item for item in models.get_model_weights(name)}
     if weights in known:
-        downloaded: dict[str, Tensor] = known[weights].get_state_dict(progress=False, check_hash=True)
+        try:
+            downloaded: dict[str, Tensor] = known[weights].get_state_dict(progress=False, check_hash=True)
+        except OSError as error:  # urllib's errors are
+            raise ValueError(
+                f"--model.weights: {weights} can't be downloaded from {known[weights].url} ({error}); give a file, or "
+                "None for random weights"
+            ) from error
         return downloaded, f"torchvision's {name} {weights}"
     path = Path(weights)
     if not path.is_file():
