@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
-from harness import table
+from harness import environment, table
 from PIL import Image
 
 HERE = Path(__file__).parent
@@ -48,15 +49,18 @@ def made_up_photos(folder: Path, count: int) -> Path:
     return folder
 
 
-def run(part: Part) -> tuple[str, float, str]:
-    """Run a part; returns how it ended, its seconds, and what it printed."""
+def run(part: Part, log: Path) -> tuple[str, float]:
+    """Run a part, its output into ``log``; returns how it ended and its seconds."""
     start = time.perf_counter()
-    try:
-        done = subprocess.run(part.command, capture_output=True, text=True, timeout=part.limit, check=False)
-        ended, printed = f"exit {done.returncode}", done.stdout + done.stderr
-    except subprocess.TimeoutExpired as late:
-        ended, printed = f"stopped after {part.limit:.0f} s", str(late.stdout or "")
-    return ended, time.perf_counter() - start, printed
+    with open(log, "w") as file:
+        child = subprocess.Popen(part.command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            ended = f"exit {child.wait(part.limit)}"
+        except subprocess.TimeoutExpired:
+            ended = f"stopped after {part.limit:.0f} s"
+            os.killpg(child.pid, signal.SIGKILL)  # its children hold the card too
+            child.wait()
+    return ended, time.perf_counter() - start
 
 
 def main(data: tyro.conf.Positional[Path | None] = None, out: Path = HERE / "results", device: str = "cuda") -> int:
@@ -80,7 +84,7 @@ def main(data: tyro.conf.Positional[Path | None] = None, out: Path = HERE / "res
         bench = (sys.executable, str(HERE / "run.py"))
         cpus = str(len(os.sched_getaffinity(0)))
         rounds = ("--rounds", "2", "--batches", "2") if device == "cpu" else ()
-        steps = ("--steps", "4", "--no-compile", "--model", "resnet18") if device == "cpu" else ("--steps", "150")
+        steps = ("--steps", "5", "--no-compile", "--model", "resnet18") if device == "cpu" else ("--steps", "150")
         parts = [
             Part("tests", (sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(HERE.parent / "tests")), 150),
             Part("kernels", (*bench, "kernels", "--device", device, *small), 100),
@@ -89,12 +93,13 @@ def main(data: tyro.conf.Positional[Path | None] = None, out: Path = HERE / "res
         ]
         rows = []
         for part in parts:
-            ended, seconds, printed = run(part)
-            (out / f"gpu_check-{part.name}.log").write_text(printed)
+            log = out / f"gpu_check-{part.name}.log"
+            ended, seconds = run(part, log)
             rows.append({"part": part.name, "ended": ended, "seconds": seconds})
-            sys.stdout.write(f"== {part.name}: {ended}, {seconds:.0f} s\n{printed[-4000:]}\n")
+            sys.stdout.write(f"== {part.name}: {ended}, {seconds:.0f} s\n{log.read_text()[-4000:]}\n")
             sys.stdout.flush()
-    (out / "gpu_check.json").write_text(json.dumps({"photos": "given" if data else "made up", "parts": rows}, indent=2))
+    result = {"environment": environment(device), "photos": "given" if data else "made up", "parts": rows}
+    (out / "gpu_check.json").write_text(json.dumps(result, indent=2) + "\n")
     sys.stdout.write(table(rows) + "\n")
     return 0 if all(row["ended"] == "exit 0" for row in rows) else 1
 

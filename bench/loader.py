@@ -96,7 +96,7 @@ def _agree(settings: Settings) -> float:
     with ImageNetLoader(settings.data, "val", settings.batch_size, settings.size, device=settings.device) as ours:
         (left, labels), (right, expected) = next(iter(ours)), next(iter(theirs))
     difference = float(((left.cpu() - right).abs() * 255 * torch.tensor(STD).view(3, 1, 1)).mean())
-    if difference > 1 or not torch.equal(labels.cpu(), expected):
+    if not difference <= 1 or not torch.equal(labels.cpu(), expected):
         raise ValueError(f"the loaders disagree: {difference} grey levels on average, labels {labels} and {expected}")
     return difference
 

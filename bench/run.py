@@ -27,6 +27,7 @@ def main() -> None:
     result["environment"] = environment(result["settings"]["device"])
     processor = re.sub(r"[^A-Za-z0-9]+", "-", result["environment"]["processor"]).strip("-")
     file = Path(__file__).parent / "results" / f"{result['benchmark']}-{processor}.json"
+    file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(result, indent=2) + "\n")
     sys.stdout.write(f"{table(result['rows'])}\nwritten to {file}\n")
 

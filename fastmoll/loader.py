@@ -205,8 +205,8 @@ class ImageNetLoader:
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
 
-        ``images`` are float32 ``(B, 3, size, size)``, standardised, in channels-last memory; ``targets`` int64
-        ``(B,)``, or what ``mollify`` makes of them, float32 ``(B, K)``. Both are on the loader's device.
+        ``images`` are ``(B, 3, size, size)`` of the loader's ``dtype``, standardised, in channels-last memory;
+        ``targets`` int64 ``(B,)``, or what ``mollify`` makes of them, float32 ``(B, K)``. Both are on its device.
 
         Raises:
             BadImageError: A file can't be decoded; it names the file and the reason.
@@ -238,25 +238,33 @@ class ImageNetLoader:
         self.epoch, self._position, self._running = self.epoch + 1, 0, None
 
     def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Tensor, ...]:
-        labels = targets = self._to_device(self._targets[index])
-        mollify = self._mollify
+        mollify, labels = self._mollify, self._targets[index]
+        if self._device.type == "cuda":
+            # From pinned memory a copy waits neither for the stream nor for the host.
+            labels, index = labels.pin_memory(), index.pin_memory()
+            flip = None if flip is None else flip.pin_memory()
         if self._config.standardise:
             images = images.permute(0, 3, 1, 2)
         else:
-            tail: dict[str, Any] = {"mean": self._config.mean, "std": self._config.std, "dtype": self._dtype}
-            tail["flip"] = None if flip is None else self._to_device(flip)
+            flip = None if flip is None else flip.to(self._device, non_blocking=True)
+            tail: dict[str, Any] = {
+                "mean": self._config.mean,
+                "std": self._config.std,
+                "flip": flip,
+                "dtype": self._dtype,
+            }
             if isinstance(mollify, Mollify):
-                images, targets = mollify.from_pixels(images, labels, self._to_device(index), self.epoch, **tail)
-                mollify = None
-            else:
-                images = batch_tail(images, **tail)
-        if mollify is not None:
-            images, targets = mollify(images, labels, index=index, epoch=self.epoch)
-        return (images, targets, index) if self._return_index else (images, targets)
+                return self._give(*mollify.from_pixels(images, labels, index, self.epoch, **tail), index)
+            images = batch_tail(images, **tail)
+        targets = labels.to(self._device, non_blocking=True)
+        if isinstance(mollify, Mollify):
+            images, targets = mollify(images, labels, index, self.epoch, inplace=True)
+        elif mollify is not None:
+            images, targets = mollify(images, targets, index=index, epoch=self.epoch)
+        return self._give(images, targets, index)
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        # From pinned memory the copy waits neither for the stream nor for the host.
-        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
+    def _give(self, images: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        return (images, targets, index) if self._return_index else (images, targets)
 
     def close(self) -> None:
         """Free the pipeline: its threads, queues and GPU memory. Call it before ``destroy_process_group``."""

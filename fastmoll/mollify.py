@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -53,6 +54,11 @@ def beta_quantiles(a: float, b: float, nodes: int = _QUANTILE_NODES) -> Tensor:
     if not np.all((table >= 0.0) & (table <= 1.0)):
         raise ValueError(f"beta must be a distribution whose quantiles can be computed, got ({a}, {b})")
     return torch.from_numpy(np.maximum.accumulate(table))
+
+
+@functools.cache
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _format(images: Tensor) -> torch.memory_format:
@@ -132,7 +138,9 @@ class Mollify(nn.Module):
         self.backend = backend
         self._seen = 0
         # Not a buffer: it belongs where the sample ids are, and casting the module must not round it.
-        self._quantiles = None if self.beta[0] == 1.0 else beta_quantiles(*self.beta)
+        self._quantiles: dict[torch.device, Tensor] = {}
+        if self.beta[0] != 1.0:
+            self._quantiles[torch.device("cpu")] = beta_quantiles(*self.beta)
 
     def draw(self, index: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """The role and the temperature of each sample id.
@@ -149,23 +157,37 @@ class Mollify(nn.Module):
             ValueError: an argument outside the ranges above.
         """
         check_key(self.seed, epoch, index)
-        quantiles = None if self._quantiles is None else self._quantiles.to(index.device)
+        quantiles = self._quantiles_on(index.device)
         return draw(index, epoch, seed=self.seed, roles=self.roles, beta=self.beta, quantiles=quantiles)
 
+    def _quantiles_on(self, device: torch.device) -> Tensor | None:
+        if self.beta[0] == 1.0:
+            return None
+        if device not in self._quantiles:
+            self._quantiles[device] = self._quantiles[torch.device("cpu")].to(device)
+        return self._quantiles[device]
+
     def forward(
-        self, images: Tensor, labels: Tensor, index: Tensor | None = None, epoch: int = 0
+        self,
+        images: Tensor,
+        labels: Tensor,
+        index: Tensor | None = None,
+        epoch: int = 0,
+        *,
+        inplace: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Mollify a batch.
 
         Args:
             images: standardised images ``(B, C, H, W)``; float16, bfloat16, float32 or float64; contiguous or
-                channels-last. Never written to.
+                channels-last. Never written to, unless ``inplace``.
             labels: classes ``(B,)`` int64, or soft labels ``(B, K)`` floating point; on any device.
             index: sample ids, integer ``(B,)``, in [0, 2^48); default: number the images as they come (see the class).
             epoch: int in [0, 2^24).
+            inplace: ``images`` may be overwritten with the result, which on a CPU saves the cost of fresh memory.
 
         Returns:
-            images: a new tensor like ``images``, same dtype, device and memory format.
+            images: like ``images``, same dtype, device and memory format; a new tensor unless ``inplace``.
             targets: float32 ``(B, K)`` on images' device.
 
         Raises:
@@ -185,10 +207,11 @@ class Mollify(nn.Module):
         key: dict[str, Any] = {"seed": self.seed, "epoch": epoch}
         # Inside compiled code the plain operations are what can be traced.
         compiled = images.device.type == "cpu" and images.dtype != torch.float64 and not torch.compiler.is_compiling()
-        if compiled and importlib.util.find_spec("numba") is not None:
+        if compiled and _installed("numba"):
             from fastmoll.kernels.mollify_cpu import mollify_cpu
 
-            return mollify_cpu(images, role, t, index=index.cpu(), **key, **scales), targets
+            out = images if inplace else None
+            return mollify_cpu(images, role, t, index=index.cpu(), out=out, **key, **scales), targets
         out = images.clone()
         for roles in ((NOISE, PURE_NOISE), (BLUR,)):
             chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
@@ -241,19 +264,21 @@ class Mollify(nn.Module):
     def _check(self, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int) -> Tensor:
         """Check what comes with the images; returns their sample ids."""
         batch = len(images)
-        # Where they are, before they move: on the CPU the check can name the bad label.
-        check_labels(labels, self.num_classes, batch, None)
-        if index is not None:
-            check_key(self.seed, epoch, index, batch)
-            return index
+        # Before they move: on the CPU the check can name the bad value. Those on a GPU are looked at there, later.
+        if not (isinstance(labels, Tensor) and labels.is_cuda):
+            check_labels(labels, self.num_classes, batch, None)
         check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
-        return self._number(batch)
+        if index is None:
+            return self._number(batch)
+        if not (isinstance(index, Tensor) and index.is_cuda):
+            check_key(self.seed, epoch, index, batch)
+        return index
 
     def _backend_for(self, images: Tensor, size: Sequence[int]) -> str:
         if self.backend != "auto":
             return self.backend
         fits = max(size) <= SIZE_LIMIT and images.dtype != torch.float64
-        return "triton" if images.is_cuda and fits and importlib.util.find_spec("triton") is not None else "torch"
+        return "triton" if images.is_cuda and fits and _installed("triton") else "torch"
 
     def _draw_targets(
         self, labels: Tensor, index: Tensor, epoch: int, device: torch.device
@@ -268,6 +293,7 @@ class Mollify(nn.Module):
         self, images: Tensor, labels: Tensor, index: Tensor, epoch: int, backend: str, **options: Any
     ) -> tuple[Tensor, Tensor]:
         device = images.device
+        on_host = not (index.is_cuda or labels.is_cuda)  # so their values were checked
         index = index.to(device, non_blocking=True)
         if backend == "triton":
             from fastmoll.kernels.draw_triton import draw_batch
@@ -278,12 +304,13 @@ class Mollify(nn.Module):
                 seed=self.seed,
                 roles=self.roles,
                 beta=self.beta,
-                quantiles=None if self._quantiles is None else self._quantiles.to(device, non_blocking=True),
+                quantiles=self._quantiles_on(device),
                 k_noise=self.k_noise,
                 k_blur=self.k_blur,
                 labels=labels.to(device, non_blocking=True),
                 num_classes=self.num_classes,
                 kind=self.kind,
+                validate=not on_host,
             )
             role, t, targets = drawn.role, drawn.t, drawn.target
             assert targets is not None  # because labels were given

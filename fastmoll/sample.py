@@ -15,6 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from fastmoll.pipelines.files import cache_home
+
 TRAIN_PER_CLASS = 80
 VAL_PER_CLASS = 20
 SIDES = (96, 256)
@@ -84,7 +86,7 @@ def sample_folder(cache: Path | None = None) -> Path:
         ValueError: A tree is there, but files of it are gone.
     """
     if cache is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastmoll"
+        cache = cache_home()
     folder = cache / _NAME
     if not folder.is_dir():
         sources = [_locate(photograph) for photograph in PHOTOGRAPHS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from typing import Any, Final
 
 import numpy as np
@@ -88,8 +89,10 @@ def batch_tail_arrays(images: Any, **arguments: Any) -> Any:
     arguments = {"backend": "cupy"} | arguments
     if isinstance(images, Tensor):
         return batch_tail(images, **_to_torch(arguments))
-    space = images.__array_namespace__()
-    if space.__name__.partition(".")[0] != "cupy":
+    library = type(images).__module__.partition(".")[0]
+    # CuPy's arrays speak DLPack, but name no array namespace.
+    space = sys.modules["cupy"] if library == "cupy" else images.__array_namespace__()
+    if library != "cupy":
         return space.from_dlpack(batch_tail(from_dlpack(images), **_to_torch(arguments)))
     device = images.device.id
     stream = torch.cuda.ExternalStream(space.cuda.get_current_stream().ptr, device=device)  # type: ignore[no-untyped-call]

@@ -9,7 +9,6 @@ belongs to one image: it draws (in float64, for a handful of numbers) and then w
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,16 +18,18 @@ import triton.language as tl
 from torch import Tensor
 
 from fastmoll.kernels.checks import (
+    FLOATING,
+    INTEGER,
     check_choice,
     check_integer,
     check_labels,
     check_number,
-    check_temperature,
     check_tensor,
     check_values,
 )
 from fastmoll.kernels.draw import LOGIT_LIMIT, check_beta, role_thresholds
-from fastmoll.kernels.philox import check_key
+from fastmoll.kernels.philox import EPOCH_BITS, check_key
+from fastmoll.kernels.philox_triton import on_device, signed
 from fastmoll.kernels.soft_labels import KINDS
 
 _BLOCK = 1024
@@ -79,7 +80,7 @@ def _sine_quarter(t):
     return y + y * z * (-1.0 / 6.0 + z * tail)
 
 
-@triton.jit(do_not_specialize=["epoch", "key0", "key1"])
+@triton.jit(do_not_specialize=["epoch", "key0", "key1", "batch"])
 def _draw(
     index_ptr,
     table_ptr,
@@ -94,6 +95,7 @@ def _draw(
     epoch,
     key0,
     key1,
+    batch,
     NOISE_FROM: tl.constexpr,
     BLUR_FROM: tl.constexpr,
     PURE_FROM: tl.constexpr,
@@ -143,7 +145,8 @@ def _draw(
     tl.store(gamma_ptr + row, gamma)
 
     if MIXED:
-        partner = tl.load(partner_ptr + row)
+        # A bad partner may give a wrong row, but must not read outside the batch.
+        partner = tl.minimum(tl.maximum(tl.load(partner_ptr + row), 0), batch - 1)
     if DENSE != 2:
         if MIXED:
             other = tl.load(labels_ptr + partner)
@@ -188,6 +191,7 @@ def draw_batch(
     num_classes: int | None = None,
     kind: str = "smooth",
     dense: bool = True,
+    validate: bool = True,
 ) -> Draw:
     """Draw roles and temperatures and soften labels, in one launch and without waiting for the device.
 
@@ -207,6 +211,9 @@ def draw_batch(
         kind: ``"smooth"`` for ``(1 - γ) y + γ/K``, ``"temper"`` for ``(1 - γ) y``.
         dense: write targets ``(B, K)``. Without, labels (which must be classes then), ``partner_label``, ``lam`` and
             ``gamma`` are the short form that :func:`soft_cross_entropy_short` takes.
+        validate: look at the values of ``index``, ``labels``, ``partner`` and ``lam`` too, by assertions on the device
+            if that is a GPU. Without, for callers that have seen them on the host, values outside the ranges above
+            give wrong rows: a class outside [0, K) no class at all, a partner outside the batch the nearest one in it.
 
     Returns:
         The draws, on index's device.
@@ -219,7 +226,12 @@ def draw_batch(
     k_noise = check_number("k_noise", k_noise, at_least=0.0)
     k_blur = check_number("k_blur", k_blur, at_least=0.0)
     check_choice("kind", kind, KINDS)
-    check_key(seed, epoch, index)
+    if validate:
+        check_key(seed, epoch, index)
+    else:
+        check_integer("seed", seed, 0, 2**64)
+        check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
+        check_tensor("index", index, (None,), INTEGER, None)
     device, batch = index.device, len(index)
     nodes = 0
     if a != 1.0:
@@ -238,13 +250,20 @@ def draw_batch(
         if num_classes is None:
             raise ValueError("num_classes must be given with labels, got None")
         classes = check_integer("num_classes", num_classes, 2)
-        check_labels(labels, classes, batch, device)
+        if validate:
+            check_labels(labels, classes, batch, device)
+        elif isinstance(labels, Tensor) and labels.dim() == 2:
+            check_tensor("labels", labels, (batch, classes), FLOATING, device)
+        else:
+            check_tensor("labels", labels, (batch,), (torch.int64,), device)
         if labels.dim() == 2 and not dense:
             raise ValueError("dense must be True for soft labels, got False: they have no short form")
     if partner is not None and lam is not None:
         check_tensor("partner", partner, (batch,), (torch.int64,), device)
-        check_values("partner", partner, (partner >= 0) & (partner < batch), f"lie in [0, {batch})")
-        check_temperature("lam", lam, (batch,), device)
+        check_tensor("lam", lam, (batch,), FLOATING, device)
+        if validate:
+            check_values("partner", partner, (partner >= 0) & (partner < batch), f"lie in [0, {batch})")
+            check_values("lam", lam, (lam >= 0) & (lam <= 1), "lie in [0, 1]")
 
     role = torch.empty(batch, dtype=torch.int8, device=device)
     t, gamma = torch.empty(2, batch, dtype=torch.float32, device=device)
@@ -253,7 +272,7 @@ def draw_batch(
     other = torch.empty(batch, dtype=torch.int64, device=device) if mixed and not soft else None
     target = torch.empty(batch, classes, dtype=torch.float32, device=device) if labels is not None and dense else None
     if batch:
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with on_device(device):
             _draw[(batch,)](
                 *(
                     # A pointer that is not read has to be something.
@@ -266,8 +285,9 @@ def draw_batch(
                 role if other is None else other,
                 role if target is None else target,
                 epoch,
-                _signed(seed & 0xFFFFFFFF),
-                _signed(seed >> 32),
+                signed(seed & 0xFFFFFFFF),
+                signed(seed >> 32),
+                batch,
                 NOISE_FROM=thresholds[0],
                 BLUR_FROM=thresholds[1],
                 PURE_FROM=thresholds[2],
@@ -284,8 +304,3 @@ def draw_batch(
                 num_warps=1 if target is None else 4,
             )
     return Draw(role, t, gamma, other, target)
-
-
-def _signed(word: int) -> int:
-    """The same 32 bits as a signed number: Triton would give larger ones 64 bits."""
-    return word - 2**32 if word >= 2**31 else word

@@ -39,10 +39,11 @@ def blur_scale(t: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
     """
     sigma_min, sigma_max = check_scales(sigma_min, sigma_max)
     check_temperature("t", t, None, None)
-    return _blur_scale(t.to(torch.promote_types(t.dtype, torch.float32)), sigma_min, sigma_max)
+    return checked_blur_scale(t.to(torch.promote_types(t.dtype, torch.float32)), sigma_min, sigma_max)
 
 
-def _blur_scale(t: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
+def checked_blur_scale(t: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
+    """:func:`blur_scale` of arguments that were checked before, in the dtype of ``t``."""
     return torch.exp((1.0 - t) * math.log(sigma_min) + t * math.log(sigma_max))
 
 
@@ -52,8 +53,14 @@ def check_scales(sigma_min: float, sigma_max: float) -> tuple[float, float]:
     return sigma_min, check_number("sigma_max", sigma_max, at_least=sigma_min)
 
 
+def resolve_scales(sigma_min: float, sigma_max: float | None, width: int) -> tuple[float, float]:
+    """:func:`check_scales`, for images of ``width`` pixels: the default of ``sigma_max``, that or ``sigma_min``."""
+    sigma_min = check_number("sigma_min", sigma_min, above=0.0)
+    return check_scales(sigma_min, max(sigma_min, width) if sigma_max is None else sigma_max)
+
+
 @functools.lru_cache(maxsize=32)
-def _cosines(size: int, device: torch.device) -> Tensor:
+def cosine_table(size: int, device: torch.device) -> Tensor:
     """``ε_k / (2N) cos(π k m / N)``, float64 ``(N, 2N)``: one size serves every batch of a run."""
     k, m = torch.arange(size), torch.arange(2 * size)
     # The phase is reduced in integers: π k m / N itself grows to 2 π N, where the rounding of π shows.
@@ -73,7 +80,7 @@ def heat_kernel(sigma: Tensor, size: int) -> Tensor:
         float64 ``(B, 2 * size)``. Float64, because the sum cancels; it is a small part of the work.
     """
     k = torch.arange(size, device=sigma.device, dtype=torch.float64) * (math.pi / size)
-    return torch.exp(-0.5 * (sigma.unsqueeze(1) * k).square()) @ _cosines(size, sigma.device)
+    return torch.exp(-0.5 * (sigma.unsqueeze(1) * k).square()) @ cosine_table(size, sigma.device)
 
 
 def heat_matrix(kernel: Tensor) -> Tensor:
@@ -109,13 +116,12 @@ def heat_blur(x: Tensor, t: Tensor, *, sigma_min: float = 0.3, sigma_max: float 
     check_images("x", x)
     batch, channels, height, width = x.shape
     check_temperature("t", t, (batch,), x.device)
-    sigma_min = check_number("sigma_min", sigma_min, above=0.0)
-    sigma_min, sigma_max = check_scales(sigma_min, max(sigma_min, width) if sigma_max is None else sigma_max)
+    sigma_min, sigma_max = resolve_scales(sigma_min, sigma_max, width)
 
     dtype = torch.promote_types(x.dtype, torch.float32)
     out = torch.empty_like(x)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        sigma = _blur_scale(t.double(), sigma_min, sigma_max)
+        sigma = checked_blur_scale(t.double(), sigma_min, sigma_max)
         across = heat_matrix(heat_kernel(sigma, width).to(dtype))
         down = across if height == width else heat_matrix(heat_kernel(sigma, height).to(dtype))
         # Channels-last images are put in order once: a product on the strided view, or on (W, C) slices, is slower.

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from fastmoll.kernels import philox
-from fastmoll.kernels.checks import check_images, check_number, check_temperature, check_tensor, check_values
+from fastmoll.kernels.checks import check_images, check_temperature, check_tensor, check_values
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
-from fastmoll.kernels.heat_blur import _blur_scale, _cosines, check_scales
+from fastmoll.kernels.heat_blur import checked_blur_scale, cosine_table, resolve_scales
 
 # What is left out, relative to an image of unit variance: modes below this factor, filter mass beyond the radius.
 _NEGLIGIBLE: Final = 1e-6
@@ -106,8 +106,7 @@ def mollify_cpu(
     check_temperature("t", t, (batch,), x.device)
     index = torch.arange(batch) if index is None else index
     philox.check_key(seed, epoch, index, batch)
-    sigma_min = check_number("sigma_min", sigma_min, above=0.0)
-    sigma_min, sigma_max = check_scales(sigma_min, max(sigma_min, width) if sigma_max is None else sigma_max)
+    sigma_min, sigma_max = resolve_scales(sigma_min, sigma_max, width)
     if out is not None:
         check_tensor("out", out, tuple(x.shape), (x.dtype,), x.device)
         if out.stride() != x.stride() or out.requires_grad:
@@ -130,6 +129,11 @@ def mollify_cpu(
     return result
 
 
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 def _empty_like(x: Tensor) -> Tensor:
     """New memory in huge pages, where the system lets programs ask for them.
 
@@ -141,7 +145,7 @@ def _empty_like(x: Tensor) -> Tensor:
         first = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         whole = (out.data_ptr() + out.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
         # Only advice: whatever it answers, the memory is good.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(whole), advice)
+        _c_library().madvise(ctypes.c_void_p(first), ctypes.c_size_t(whole), advice)
     return out
 
 
@@ -169,7 +173,7 @@ def _run(
     blurred = (role == BLUR).nonzero().squeeze(1)
     place = np.zeros(batch, np.int64)
     place[blurred.numpy()] = np.arange(len(blurred))
-    scale = _blur_scale(t[blurred].double(), sigma_min, sigma_max).numpy()
+    scale = checked_blur_scale(t[blurred].double(), sigma_min, sigma_max).numpy()
     chosen, extent_h, extent_w, cost = _plan(scale, height, width)
     way[blurred.numpy()] = chosen
     weight = np.array([_COPY_COST, _NOISE_COST, 0.0, 0.0, 0.0])[way]
@@ -193,8 +197,8 @@ def _run(
         np.uint64(epoch),
         np.uint64(seed),
         place,
-        _cosines(height, x.device).numpy(),
-        _cosines(width, x.device).numpy(),
+        cosine_table(height, x.device).numpy(),
+        cosine_table(width, x.device).numpy(),
         _factors(scale, height),
         _factors(scale, width),
         extent_h,

@@ -15,12 +15,15 @@ from typing import Any
 import numba
 import numpy as np
 
+from fastmoll.kernels import philox
+
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 _fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_PURPOSE = np.uint64(philox.NOISE << philox.EPOCH_BITS)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 # Generator blocks at a time: 3072 normals, 1024 pixels of three channels, all in the first-level cache. The trip count
@@ -126,8 +129,7 @@ def _add_noise(
     values = len(x)
     pixels = values // channels
     low, high = sample & _MASK, sample >> _HALF
-    # The purpose NOISE, 1, above the 24 bits of the epoch.
-    middle = epoch | np.uint64(1 << 24)
+    middle = epoch | _PURPOSE
     for start in range(0, values, _NORMALS):
         _normals(np.uint64(start // 4), low, middle, high, seed, words, normals)
         stop = min(values, start + _NORMALS)

@@ -40,7 +40,7 @@ _MASK: Final = 0xFFFFFFFF
 
 # On a CPU, the blocks to work on at a time: the ten rounds, a hundred short operations, then stay in the cache, and
 # torch runs operations on fewer than 2^15 elements in one thread. Split over threads, and joined again each time, they
-# took ten times longer whenever other processes (a loader's workers, say) wanted the same cores.
+# would wait for the slowest thread whenever other processes (a loader's workers, say) wanted the same cores.
 _PORTION = 2**15 - 1
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -7,8 +7,26 @@ The normals agree with the definition, evaluated in float64, to 1.1e-6 (the wors
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+
+from fastmoll.kernels.philox import EPOCH_BITS, NOISE
+
+_PURPOSE: tl.constexpr = tl.constexpr(NOISE << EPOCH_BITS)
+
+
+def signed(word: int) -> int:
+    """A 32-bit word as a signed number: Triton would give larger ones 64 bits, and so compile another kernel."""
+    return word - 2**32 if word >= 2**31 else word
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Launch on ``device``: launches go to the current one, which need not be the tensors'."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @triton.jit
@@ -85,7 +103,7 @@ def normals(first, BLOCK: tl.constexpr, sigma, sample, epoch, key0, key1):
     zero = c0 & 0
     low = (sample & 0xFFFFFFFF).to(tl.uint32)
     high = (sample >> 32).to(tl.uint32)
-    middle = (epoch | 1 << 24).to(tl.uint32)
+    middle = (epoch | _PURPOSE).to(tl.uint32)
     w0, w1, w2, w3 = _philox(
         c0, zero + low, zero + middle, zero + high, key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,8 +24,8 @@ def soft_cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean
     Args:
         logits: ``(B, K)``; float16, bfloat16, float32 or float64. They must be finite where it matters: a logit of
             ``-inf`` gives ``inf`` or, under a target of 0, NaN, as ``0 * inf`` does.
-        target: classes ``(B,)`` int64 in [0, K), or ``(B, K)`` floating point, finite and not negative; on logits'
-            device.
+        target: classes ``(B,)`` int64 in [0, K), or ``(B, K)`` floating point, finite and not negative (looked at on
+            the CPU only); on logits' device.
         reduction: ``"mean"`` over the batch (NaN for an empty one), ``"sum"`` or ``"none"``.
 
     Returns:
@@ -32,6 +35,10 @@ def soft_cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean
     Raises:
         ValueError: an argument outside the ranges above.
     """
+    if _fused(logits, target):
+        from fastmoll.kernels import soft_cross_entropy_triton
+
+        return soft_cross_entropy_triton.soft_cross_entropy(logits, target, reduction=reduction)
     check_dense(logits, target, reduction)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     target = target.to(dtype) if target.dim() == 2 else target
@@ -68,6 +75,12 @@ def soft_cross_entropy_short(
     Raises:
         ValueError: an argument outside the ranges above.
     """
+    if _fused(logits, gamma, lam):
+        from fastmoll.kernels import soft_cross_entropy_triton
+
+        return soft_cross_entropy_triton.soft_cross_entropy_short(
+            logits, label, gamma, partner=partner, lam=lam, kind=kind, reduction=reduction
+        )
     check_short(logits, label, gamma, partner, lam, kind, reduction)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     log_probability = F.log_softmax(logits.to(dtype), dim=1)
@@ -81,12 +94,25 @@ def soft_cross_entropy_short(
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _fused(logits: Tensor, *others: Tensor | None) -> bool:
+    """Whether the fused kernel does it: on a GPU, when only the logits need a gradient."""
+    if not isinstance(logits, Tensor) or not logits.is_cuda or logits.dtype == torch.float64:
+        return False
+    return _has_triton() and not any(isinstance(other, Tensor) and other.requires_grad for other in others)
+
+
 def check_dense(logits: Tensor, target: Tensor, reduction: str) -> None:
     """Raise ``ValueError`` unless the arguments are those of :func:`soft_cross_entropy`."""
     batch, classes = _check_logits(logits, reduction)
     if isinstance(target, Tensor) and target.dim() == 2:
         check_tensor("target", target, (batch, classes), FLOATING, logits.device)
-        check_values("target", target, (target >= 0) & target.isfinite(), "be finite and not negative")
+        if target.device.type == "cpu":  # on a GPU: several passes over (B, K) in every step
+            check_values("target", target, (target >= 0) & target.isfinite(), "be finite and not negative")
     else:
         _check_classes("target", target, batch, classes, logits.device)
 

@@ -9,7 +9,6 @@ value so far, so logits of any size lose nothing.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Final
 
 import torch
@@ -17,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastmoll.kernels.philox_triton import on_device
 from fastmoll.kernels.soft_cross_entropy import check_dense, check_short
 
 # The number of classes is a constant of each kernel: it is one number for a whole training run, and the loops need no
@@ -132,11 +132,6 @@ def _sizes(classes: int) -> dict[str, Any]:
     return {"CLASSES": classes, "BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
-def _on(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """A launch goes to the current device, which need not be the tensors'."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
-
-
 @torch.library.custom_op("fastmoll::soft_cross_entropy_rows", mutates_args=())
 def _losses(
     logits: Tensor,
@@ -156,7 +151,7 @@ def _losses(
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     if target is not None and target.stride(1) != 1:
         target = target.contiguous()
-    with _on(logits):
+    with on_device(logits.device):
         _rows[(batch,)](
             logits,
             logits if target is None else target,
@@ -193,7 +188,7 @@ def _(
 def _scaled(grad: Tensor, factor: Tensor) -> Tensor:
     out = torch.empty_like(grad)
     if len(grad):
-        with _on(grad):
+        with on_device(grad.device):
             # A mean or a sum sends the same number to all rows, as a tensor of stride 0.
             _scale[(len(grad),)](grad, factor, out, factor.stride(0), **_sizes(grad.shape[1]))
     return out

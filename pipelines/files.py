@@ -258,8 +258,9 @@ def _save(found: ImageFolder, stamps: dict[str, int], store: Path) -> None:
     }
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=store.parent, delete=False, encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(file.name, store)
+        with tempfile.TemporaryDirectory(dir=store.parent, ignore_cleanup_errors=True) as folder:
+            made = Path(folder) / store.name
+            made.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(made, store)
     except OSError:
-        pass  # a read-only home: the list is only slower to make again
+        pass  # a read-only home or a full disk: the list is only slower to make again

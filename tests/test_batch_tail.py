@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.fft import dctn, idctn
 
-from fastmoll.kernels.batch_tail import batch_tail, check_tail
+from fastmoll.kernels import mollify_cpu
+from fastmoll.kernels.batch_tail import batch_tail, batch_tail_torch, check_tail
 from fastmoll.kernels.cosine_noise import cosine_noise
 
 pytestmark = [
@@ -95,14 +96,22 @@ def on_device(value):
     return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
 
 
+NAMES = ("mean", "std", "flip", "partner", "lam", "box", "role", "t", "index", "sigma_max")
+FLOAT = {"dtype": torch.float32, "memory_format": torch.channels_last}
+
+
+def checked(images, memory_format, dtype, **arguments):
+    """The arguments as a backend gets them, on the device."""
+    arguments = dict.fromkeys(NAMES) | {"seed": 0, "epoch": 0, "sigma_min": 0.3} | arguments
+    arguments = {name: on_device(value) for name, value in arguments.items()}
+    return check_tail(images.to(DEVICE), dtype=dtype, memory_format=memory_format, **arguments)
+
+
 def triton_tail(images, memory_format=torch.channels_last, dtype=torch.float32, **arguments):
     """Run the Triton backend into an output of NaN, so that an element nobody writes shows."""
     from fastmoll.kernels.batch_tail_triton import batch_tail_triton
 
-    names = ("mean", "std", "flip", "partner", "lam", "box", "role", "t", "index", "sigma_max")
-    arguments = dict.fromkeys(names) | {"seed": 0, "epoch": 0, "sigma_min": 0.3} | arguments
-    arguments = {name: on_device(value) for name, value in arguments.items()}
-    tail = check_tail(images.to(DEVICE), dtype=dtype, memory_format=memory_format, **arguments)
+    tail = checked(images, memory_format, dtype, **arguments)
     shape = (tail.batch, tail.channels, tail.height, tail.width)
     out = torch.full(shape, torch.nan, dtype=dtype, device=DEVICE).contiguous(memory_format=memory_format)
     assert batch_tail_triton(tail, out) is out
@@ -124,8 +133,40 @@ SHAPES = [(1, 1), (1, 37), (37, 1), (9, 13), (32, 32), (33, 70), (65, 64)]
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (9, 13), (32, 32)])
 def test_the_reference_is_the_definition(height, width, mix):
     images, arguments = batch(height, width, mix=mix)
-    exact = definition(images, **arguments, **KEY)
-    assert_close(batch_tail(images, **arguments, **KEY, dtype=torch.float32, backend="torch"), exact, 2e-6)
+    tail = checked(images, torch.channels_last, torch.float32, **arguments, **KEY)
+    assert_close(batch_tail_torch(tail).cpu(), definition(images, **arguments, **KEY), 2e-6)
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("mix", [None, "mixup", "cutmix"])
+@pytest.mark.parametrize("channels", [None, 2])
+def test_the_compiled_cpu_path_is_the_definition_and_leaves_the_images_alone(channels, mix, memory_format, monkeypatch):
+    pytest.importorskip("numba")
+    calls = []
+    run = mollify_cpu.mollify_cpu
+    monkeypatch.setattr(mollify_cpu, "mollify_cpu", lambda *args, **more: calls.append(1) or run(*args, **more))
+    for height, width in ((1, 1), (9, 13), (40, 70)):
+        images, arguments = batch(height, width, channels, mix)
+        before = images.clone()
+        more = {"dtype": torch.float32, "memory_format": memory_format}
+        result = batch_tail(images, **arguments, **KEY, **more, backend="torch")
+        assert result.is_contiguous(memory_format=memory_format)
+        assert torch.equal(images, before)
+        torch.testing.assert_close(result.double(), definition(images, **arguments, **KEY), atol=2e-5, rtol=0)
+    assert len(calls) == 3
+
+
+def test_without_numba_or_inside_compiled_code_the_definition_runs(monkeypatch):
+    images, arguments = batch(9, 13)
+    tail = check_tail(images, **dict.fromkeys(NAMES) | {"sigma_min": 0.3} | arguments, **KEY, **FLOAT)
+    expected = batch_tail_torch(tail)
+    with monkeypatch.context() as patch:
+        patch.setattr(mollify_cpu, "available", lambda: False)
+        assert torch.equal(batch_tail_torch(tail, compiled=True), expected)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        patch.setattr(mollify_cpu, "mollify_cpu", None)
+        assert torch.equal(batch_tail_torch(tail, compiled=True), expected)
 
 
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
@@ -263,20 +304,20 @@ def test_without_roles_nothing_is_mollified():
 
 
 def test_a_partner_outside_the_batch_reads_nothing_outside_it():
-    # Only a GPU lets it through: there the values are not looked at.
+    # Put in after the checks, which do not look at values on a GPU.
     images, arguments = batch(8, 8, mix="mixup")
+    arguments = {name: on_device(value) for name, value in arguments.items()}
     from fastmoll.kernels.batch_tail_triton import batch_tail_triton
 
     names = ("box", "sigma_max")
     good = check_tail(
-        images, **arguments, **dict.fromkeys(names), **KEY, sigma_min=0.3,
+        images.to(DEVICE), **arguments, **dict.fromkeys(names), **KEY, sigma_min=0.3,
         dtype=torch.float32, memory_format=torch.channels_last,
     )  # fmt: skip
-    if DEVICE == "cpu":
-        good.partner[:] = torch.tensor([-1, 7, 2**40, 0, -(2**62), 6, 3])
-        result = batch_tail_triton(good)
-        good.partner.clamp_(0, 6)
-        assert torch.equal(result, batch_tail_triton(good))
+    good.partner[:] = torch.tensor([-1, 7, 2**40, 0, -(2**62), 6, 3])
+    result = batch_tail_triton(good)
+    good.partner.clamp_(0, 6)
+    assert torch.equal(result, batch_tail_triton(good))
 
 
 def test_ids_default_to_the_position_in_the_batch():
@@ -376,7 +417,6 @@ def test_bad_arguments_are_named(images, arguments, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mix", [None, "mixup", "cutmix"])
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

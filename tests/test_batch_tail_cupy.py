@@ -3,12 +3,15 @@ and, where there is one, run on it."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import re
 import shutil
 import subprocess
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +384,36 @@ def test_arrays_of_another_library_come_back_as_they_went_in() -> None:
     assert torch.equal(backend.batch_tail_arrays(**arguments, backend="torch"), want)
     with pytest.raises(ValueError, match="images must be an array that supports DLPack, got list"):
         backend.batch_tail_arrays([[1]])
+
+
+def test_arrays_of_a_library_without_array_namespaces_come_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What CuPy 14 has and has not.
+    class Array:
+        __module__ = "cupy._core.core"
+        device = types.SimpleNamespace(id=0)
+
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.tensor.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self.tensor.__dlpack_device__()
+
+    cupy: Any = types.ModuleType("cupy")
+    cupy.from_dlpack = Array
+    cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: types.SimpleNamespace(ptr=0))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    # There may be no device whose stream could be taken.
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda ptr, device: None)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+    arguments = make((4, 3, 12, 8), dtype=F32)
+    arrays = {name: Array(value) if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    got = backend.batch_tail_arrays(**arrays, backend="torch")
+    assert isinstance(got, Array)
+    assert torch.equal(got.tensor, batch_tail(**arguments, backend="torch"))
 
 
 @pytest.mark.parametrize(

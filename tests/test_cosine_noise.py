@@ -185,7 +185,6 @@ def test_bad_arguments_are_named(x, t, key, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_gpu_gives_the_noise_of_the_cpu_without_waiting(memory_format):
     x, t = images(shape=(8, 3, 33, 20)), torch.linspace(0, 1, 8)

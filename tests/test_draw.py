@@ -173,7 +173,6 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("beta", [(1.0, 2.0), (2.0, 5.0)])
 def test_a_gpu_draws_what_the_cpu_draws(beta):
     quantiles = beta_quantiles(*beta)

@@ -10,6 +10,8 @@ from fastmoll.kernels.draw_triton import draw_batch
 from fastmoll.kernels.soft_labels import label_decay, soft_labels
 from fastmoll.mollify import beta_quantiles
 
+pytestmark = pytest.mark.usefixtures("triton_interpreter")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, CLASSES = 48, 11
 
@@ -136,8 +138,40 @@ def test_bad_arguments_are_named(arguments, message):
         draw_batch(N, **arguments)
 
 
+@pytest.mark.parametrize("classes", [CLASSES, 1500])
+def test_without_validation_bad_values_give_wrong_rows_and_reach_nothing_else(classes):
+    bad = torch.tensor([-1, classes, 2**40, -(2**62), 2, 2**62, 0])
+    index, labels, lam = torch.arange(7), torch.tensor([0, 1, 0, 1, 0, 1, 0]), torch.full((7,), 0.25)
+    index, labels, lam, bad = (tensor.to(DEVICE) for tensor in (index, labels, lam, bad))
+    fixed = {"roles": (1, 0, 0), "num_classes": classes, "validate": False}
+    drawn = draw_batch(index, labels=bad, partner=index.flip(0), lam=lam, **fixed)
+    assert torch.equal(drawn.partner_label, bad.flip(0))
+    one_hot = (bad.unsqueeze(1) == torch.arange(classes, device=DEVICE)).float()
+    torch.testing.assert_close(drawn.target, 0.25 * one_hot + 0.75 * one_hot.flip(0))
+    for y in (labels, one_hot):
+        drawn = draw_batch(index, labels=y, partner=bad, lam=lam, **fixed)
+        same = draw_batch(index, labels=y, partner=bad.clamp(0, 6), lam=lam, **fixed)
+        assert torch.equal(drawn.target, same.target)
+    drawn = draw_batch(bad, **fixed | {"roles": (1, 1, 1, 1)})
+    assert ((drawn.t >= 0) & (drawn.t <= 1) & (drawn.gamma >= 0) & (drawn.gamma <= 1)).all()
+
+
+def test_what_costs_no_wait_is_checked_without_validation_too():
+    for arguments, message in [
+        ({"labels": N[:3], "num_classes": 4}, r"labels must have shape \(4\), got \(3,\)"),
+        ({"labels": torch.ones(4, 3), "num_classes": 4}, r"labels must have shape \(4, 4\), got \(4, 3\)"),
+        ({"labels": N, "num_classes": 4, "partner": N.int(), "lam": F}, "partner must be torch.int64"),
+        ({"labels": N, "num_classes": 4, "partner": N, "lam": F[:1]}, "lam must have shape"),
+        ({"seed": -1}, "seed .* got -1"),
+        ({"epoch": 2**24}, "epoch .* got 16777216"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            draw_batch(N, validate=False, **arguments)
+    with pytest.raises(ValueError, match=r"index must be torch.int64 .* got torch.float32"):
+        draw_batch(F, validate=False)
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_does_not_wait():
     index, labels, partner, lam = batch()
     arguments = {"labels": labels, "partner": partner, "lam": lam, "num_classes": CLASSES}

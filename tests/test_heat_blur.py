@@ -218,7 +218,6 @@ def test_bad_arguments_are_named(x, t, scales, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_gpu_blurs_as_the_definition_says_without_waiting(memory_format):
     x, t = batch(31, 64, torch.float32)

@@ -244,6 +244,7 @@ def test_it_can_be_copied_and_moved_without_changing_its_draws():
 
 @pytest.mark.parametrize("beta", [(1.0, 2.0), (0.7, 1.5)])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no CUDA device")
+@pytest.mark.usefixtures("triton_interpreter")
 def test_triton_gives_what_torch_gives(beta):
     images, labels, index = batch()
     want, want_targets = Mollify(CLASSES, beta=beta, backend="torch")(images, labels, index, 3)
@@ -264,6 +265,7 @@ def test_triton_gives_what_torch_gives(beta):
         ),
     ],
 )
+@pytest.mark.usefixtures("triton_interpreter")
 def test_pixels_give_what_standardised_images_give(backend):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (24, 20, 17, 3), generator=generator, dtype=torch.uint8)
@@ -278,6 +280,15 @@ def test_pixels_give_what_standardised_images_give(backend):
     torch.testing.assert_close(out, want, atol=1e-4, rtol=0)
     torch.testing.assert_close(targets, want_targets, atol=1e-6, rtol=0)
     assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("fmt", [torch.contiguous_format, torch.channels_last])
+def test_in_place_overwrites_the_images_with_the_same_result(fmt):
+    images, labels, index = batch()
+    images = images.to(memory_format=fmt)
+    want, want_targets = Mollify(CLASSES)(images, labels, index)
+    out, targets = Mollify(CLASSES)(images, labels, index, inplace=True)
+    assert torch.equal(out, want) and torch.equal(targets, want_targets)
 
 
 def test_repr_shows_every_argument():
@@ -386,7 +397,6 @@ def test_beta_without_quantiles_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("memory_format", MEMORY_FORMATS)
 @pytest.mark.parametrize("labels_on_gpu", [False, True])
 def test_a_gpu_mollifies_as_the_cpu_does_without_waiting(memory_format, labels_on_gpu):
@@ -407,7 +417,6 @@ def test_a_gpu_mollifies_as_the_cpu_does_without_waiting(memory_format, labels_o
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_ids_on_the_gpu_give_the_same_draws():
     mollify = Mollify(CLASSES)
     images, labels, index = batch(64)

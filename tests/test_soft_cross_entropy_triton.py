@@ -9,6 +9,8 @@ pytest.importorskip("triton")
 from fastmoll.kernels import soft_cross_entropy as definition
 from fastmoll.kernels import soft_cross_entropy_triton as fused
 
+pytestmark = pytest.mark.usefixtures("triton_interpreter")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # Relative to the largest gradient of a batch: half an ulp of each dtype, twice, plus float32's own error.
@@ -173,7 +175,6 @@ def test_bad_arguments_are_named():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_does_not_wait(name):
     arguments = example(64, 1000, torch.bfloat16)

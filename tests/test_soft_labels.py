@@ -162,7 +162,6 @@ def test_bad_label_arguments_are_named(labels, gamma, classes, kind, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["smooth", "temper"])
 def test_a_gpu_gives_the_targets_of_the_cpu(kind):
     labels, role = torch.arange(40) % 10, (torch.arange(40) % 4).to(torch.int8)

@@ -52,6 +52,8 @@ class MollifyConfig:
     """Blur scale at temperature 1, pixels; None: the image width."""
     kind: Literal["smooth", "temper"] = "smooth"
     """Move label mass to the uniform distribution (smooth), or take it away (temper)."""
+    backend: Literal["auto", "torch", "triton", "cupy"] = "auto"
+    """Code that does it; auto: the fused Triton kernels on a GPU, torch elsewhere. All draw the same."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     if recipe is None and config.data.path is None:
         recipe = "sample"
         config = _parse(argv, RECIPES[recipe])
-    if config.run.evaluate and config.model.weights is not None:
+    if config.run.evaluate and config.model.weights is not None and Path(config.model.weights).is_file():
         config = _parse(argv, _as_trained(RECIPES[config.recipe], Path(config.model.weights)))
     return config
 

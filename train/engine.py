@@ -196,9 +196,16 @@ def mean_in_rank_order(world_size, bucket):  # type: ignore[no-untyped-def]  # D
 
 def autocast(device: torch.device, amp: str) -> torch.autocast:
     """The mixed precision that ``amp`` (auto, bf16 or off) means on ``device``."""
-    return torch.autocast(
-        device.type, dtype=torch.bfloat16, enabled=amp == "bf16" or (amp == "auto" and device.type == "cuda")
-    )
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=_mixed(device, amp))
+
+
+def image_dtype(device: torch.device, amp: str) -> torch.dtype:
+    """What a loader gives: on a GPU what autocast would make of the images anyway, at half the traffic."""
+    return torch.bfloat16 if device.type == "cuda" and _mixed(device, amp) else torch.float32
+
+
+def _mixed(device: torch.device, amp: str) -> bool:
+    return amp == "bf16" or (amp == "auto" and device.type == "cuda")
 
 
 @torch.no_grad()

@@ -20,8 +20,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-# Before torch loads OpenMP, whose idle threads else spin: on CPUs that are shared, be it with the decoding threads, a
-# training step on two busy cores took 3.5 times as long.
+# Before torch loads OpenMP, whose idle threads else spin and take the CPUs from the threads that decode.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -33,7 +32,7 @@ from fastmoll.pipelines.files import scan_folder
 from fastmoll.train import checkpoint
 from fastmoll.train.config import Config, check, parse, with_data, with_output
 from fastmoll.train.distributed import BAD_RUN, Process, Stop, launch
-from fastmoll.train.engine import Learner, evaluate
+from fastmoll.train.engine import Learner, evaluate, image_dtype
 from fastmoll.train.folder import lock, look_for_run
 from fastmoll.train.logs import Log, Meter, bar, say, table, write_json
 from fastmoll.train.network import build_model, load_weights
@@ -112,7 +111,7 @@ def set_up(config: Config, process: Process) -> tuple[Config, bool]:
     resuming = process.gather(resuming)[0]  # a network file system may show it to the others later
     if config.run.resume and not resuming:
         say(process, f"nothing to resume in {config.run.output}: starting")
-    torch.backends.cudnn.benchmark = True  # every batch has the same shape
+    torch.backends.cudnn.benchmark = True  # all training batches have the same shape
     return config, resuming
 
 
@@ -130,6 +129,7 @@ def make_loader(config: Config, process: Process, split: str, **training: Any) -
         world_size=process.world_size,
         num_threads=config.data.threads,
         hw_decoder_load=config.data.hw_decoder_load,
+        dtype=image_dtype(process.device, config.run.amp),
         **training,
     )
 
@@ -158,6 +158,7 @@ def make_mollify(config: Config, num_classes: int) -> fastmoll.Mollify | None:
         sigma_min=config.mollify.sigma_min,
         sigma_max=config.mollify.sigma_max,
         kind=config.mollify.kind,
+        backend=config.mollify.backend,
         seed=config.run.seed,
     )
 
