@@ -18,6 +18,7 @@ from typing import IO
 
 from tqdm import tqdm
 
+from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.diagnose import Finding, diagnose
 from fastmoll.pipelines.files import SPLITS, list_folder
 
@@ -165,6 +166,7 @@ def run_check(
     if split is not None and data.is_dir() and not (data / split).is_dir():
         raise ValueError(f"split: {data} has no folder {split!r}")
     splits = [split] if split is not None else [name for name in SPLITS if (data / name).is_dir()] or ["train"]
+    check_dali()
     listed = [list_folder(data, name) for name in splits]
     folders = [folder for folder, _ in listed]
     ignored = sum((others for _, others in listed), Counter[str]())

@@ -13,8 +13,9 @@ from torch import Tensor
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_integer, check_number
 from fastmoll.mollify import Mollify
-from fastmoll.pipelines import MEAN, STD
+from fastmoll.pipelines import MEAN, STD, check_dali
 from fastmoll.pipelines.files import scan_folder
+from fastmoll.placement import resolve_device, resolve_rank, threads
 
 _STATE_VERSION = 1
 _SIZE_LIMIT = 4096
@@ -94,12 +95,13 @@ class ImageNetLoader:
             dtype: Of the images: float32, bfloat16 or float16 (the latter two only where ``fused``).
 
         Raises:
+            ImportError: DALI is missing, or there in two builds.
             ValueError: A bad argument, an unusable data folder, fewer samples than ranks, fewer than one batch a rank
                 in training, ``mollify.num_classes`` other than the number of class folders, or a GPU asked for and
                 absent.
         """
-        self._device = _resolve_device(device)
-        rank, world_size = _resolve_rank(rank, world_size)
+        self._device = resolve_device(device)
+        rank, world_size = resolve_rank(rank, world_size)
         train = split == "train" if train is None else train
         size = check_integer("size", size, 1, _SIZE_LIMIT)
         resize = round(size * 256 / 224) if resize is None else check_integer("resize", resize, 0)
@@ -107,7 +109,7 @@ class ImageNetLoader:
             raise ValueError(f"resize must be 0 or at least size={size}, got {resize}")
         batch_size = check_integer("batch_size", batch_size, 1)
         seed = check_integer("seed", seed, 0, 2**63)
-        threads = _threads() if num_threads is None else check_integer("num_threads", num_threads, 1)
+        cpu_threads = threads() if num_threads is None else check_integer("num_threads", num_threads, 1)
         prefetch = check_integer("prefetch", prefetch, 1)
         if check_number("hw_decoder_load", hw_decoder_load, at_least=0.0) > 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
@@ -117,6 +119,7 @@ class ImageNetLoader:
         if mollify is not None and not callable(mollify):
             raise ValueError(f"mollify must be callable, got {mollify!r}")
 
+        check_dali()
         from fastmoll.pipelines import imagenet
 
         if augment not in imagenet.AUGMENTATIONS:
@@ -164,7 +167,7 @@ class ImageNetLoader:
             rank=rank,
             world_size=world_size,
             device_id=self._device.index if self._device.type == "cuda" else None,
-            num_threads=threads,
+            num_threads=cpu_threads,
             prefetch=prefetch,
             hw_decoder_load=hw_decoder_load,
             preallocate=preallocate,
@@ -361,48 +364,6 @@ class ImageNetLoader:
         self._resuming = 0 < self._position < self._length
         if self._position == self._length:
             self._end_epoch()
-
-
-def _resolve_device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        resolved = torch.device(device)
-    except (RuntimeError, TypeError):
-        resolved = None
-    if resolved is None or resolved.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<n>', got {str(device)!r}")
-    if resolved.type == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError(f"device={str(device)!r} was asked for, but torch sees no CUDA device")
-    index = torch.cuda.current_device() if resolved.index is None else resolved.index
-    if index >= torch.cuda.device_count():
-        raise ValueError(f"device={str(device)!r} was asked for, but there are {torch.cuda.device_count()} GPUs")
-    return torch.device("cuda", index)
-
-
-def _resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank and world_size belong together, got rank={rank} and world_size={world_size}")
-    if rank is None or world_size is None:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank(), distributed.get_world_size()
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # Every rank would silently read the whole data set.
-            raise ValueError(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, but torch.distributed is not initialised: call "
-                "init_process_group first, or give rank and world_size"
-            )
-        return 0, 1
-    world_size = check_integer("world_size", world_size, 1)
-    return check_integer("rank", rank, 0, world_size), world_size
-
-
-def _threads() -> int:
-    cpus = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(max(cpus, 1), 16)
 
 
 def _describe(mollify: object) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
+import importlib.util
 import io
 import os
 import signal
@@ -464,6 +466,17 @@ def test_a_process_group_that_was_forgotten_is_an_error(make_tree: Make, monkeyp
     with pytest.raises(ValueError, match="WORLD_SIZE=2 is set, but torch"):
         loader(make_tree(17))
     loader(make_tree(17), rank=0, world_size=1)
+
+
+def test_dali_that_is_missing_or_there_twice_is_explained(make_tree: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(17)
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "2.4.0")
+        with pytest.raises(ImportError, match="cuda120 and nvidia-dali-cuda130 are both installed"):
+            loader(tree)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'fastmoll\[cu12\]'"):
+        loader(tree)
 
 
 def test_negative_epoch(make_tree: Make) -> None:
