@@ -215,7 +215,14 @@ def test_an_interrupt_ends_it_cleanly(tmp_path):
     command = [sys.executable, "-m", "fastmoll", "check", str(tmp_path), "--threads", "2"]
     pipe, unbuffered = subprocess.PIPE, {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=unbuffered
+        command,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
+        env=unbuffered,
+        # Shells start background jobs with the interrupt ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert "empty file" in process.stdout.readline()  # the workers are at work
