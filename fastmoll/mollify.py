@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +18,7 @@ from fastmoll.kernels.checks import (
     check_labels,
     check_number,
     check_tensor,
+    installed,
 )
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, LOGIT_LIMIT, NOISE, PURE_NOISE, check_beta, draw, role_thresholds
@@ -54,11 +53,6 @@ def beta_quantiles(a: float, b: float, nodes: int = _QUANTILE_NODES) -> Tensor:
     if not np.all((table >= 0.0) & (table <= 1.0)):
         raise ValueError(f"beta must be a distribution whose quantiles can be computed, got ({a}, {b})")
     return torch.from_numpy(np.maximum.accumulate(table))
-
-
-@functools.cache
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _format(images: Tensor) -> torch.memory_format:
@@ -207,7 +201,7 @@ class Mollify(nn.Module):
         key: dict[str, Any] = {"seed": self.seed, "epoch": epoch}
         # Inside compiled code the plain operations are what can be traced.
         compiled = images.device.type == "cpu" and images.dtype != torch.float64 and not torch.compiler.is_compiling()
-        if compiled and _installed("numba"):
+        if compiled and installed("numba"):
             from fastmoll.kernels.mollify_cpu import mollify_cpu
 
             out = images if inplace else None
@@ -278,7 +272,7 @@ class Mollify(nn.Module):
         if self.backend != "auto":
             return self.backend
         fits = max(size) <= SIZE_LIMIT and images.dtype != torch.float64
-        return "triton" if images.is_cuda and fits and _installed("triton") else "torch"
+        return "triton" if images.is_cuda and fits and installed("triton") else "torch"
 
     def _draw_targets(
         self, labels: Tensor, index: Tensor, epoch: int, device: torch.device

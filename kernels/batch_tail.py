@@ -15,8 +15,6 @@ checks, the definition in plain torch, and the choice of a backend.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.util
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,6 +29,7 @@ from fastmoll.kernels.checks import (
     check_number,
     check_tensor,
     check_values,
+    installed,
 )
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE
@@ -162,7 +161,7 @@ def batch_tail(
     check_choice("backend", backend, BACKENDS)
     fits = max(tail.height, tail.width) <= SIZE_LIMIT
     if backend == "auto":
-        backend = "triton" if images.is_cuda and fits and _has_triton() else "torch"
+        backend = "triton" if images.is_cuda and fits and installed("triton") else "torch"
     if backend != "torch" and not fits:
         raise ValueError(
             f"images must be at most {SIZE_LIMIT} pixels high and wide for backend {backend!r}, "
@@ -182,11 +181,6 @@ def batch_tail(
         return batch_tail_cupy(tail)
     with torch.no_grad():
         return batch_tail_torch(tail, compiled=True)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def check_tail(
@@ -325,9 +319,9 @@ def batch_tail_torch(tail: Tail, *, compiled: bool = False) -> Tensor:
             x = torch.where((row >= y0) & (row < y1) & (column >= x0) & (column < x1), other, x)
     if tail.role is not None and tail.t is not None and tail.index is not None:
         if compiled and x.device.type == "cpu" and not torch.compiler.is_compiling():
-            from fastmoll.kernels import mollify_cpu
+            if installed("numba"):
+                from fastmoll.kernels import mollify_cpu
 
-            if mollify_cpu.available():
                 # In place: standardisation has made x, whatever the images were.
                 mollify_cpu.mollify_cpu(
                     x,

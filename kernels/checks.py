@@ -7,6 +7,8 @@ device-side assertion, which surfaces as a CUDA error at the next synchronisatio
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import numbers
 import operator
@@ -18,6 +20,12 @@ from torch import Tensor
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGER = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@functools.cache
+def installed(package: str) -> bool:
+    """Whether a package can be imported, looked up once and without importing it."""
+    return importlib.util.find_spec(package) is not None
 
 
 def check_values(name: str, values: Tensor, ok: Tensor, wanted: str) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import math
 import mmap
 from concurrent.futures import ThreadPoolExecutor
@@ -51,12 +50,6 @@ _TAP_COST: Final = 4.9
 _FOLD_COST: Final = 20.0
 _COPY_COST: Final = 15.0
 _NOISE_COST: Final = 50.0
-
-
-@functools.cache
-def available() -> bool:
-    """Whether Numba is installed."""
-    return importlib.util.find_spec("numba") is not None
 
 
 def mollify_cpu(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastmoll.kernels.checks import FLOATING, check_choice, check_temperature, check_tensor, check_values
+from fastmoll.kernels.checks import FLOATING, check_choice, check_temperature, check_tensor, check_values, installed
 from fastmoll.kernels.soft_labels import KINDS
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -94,16 +91,11 @@ def soft_cross_entropy_short(
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _fused(logits: Tensor, *others: Tensor | None) -> bool:
     """Whether the fused kernel does it: on a GPU, when only the logits need a gradient."""
     if not isinstance(logits, Tensor) or not logits.is_cuda or logits.dtype == torch.float64:
         return False
-    return _has_triton() and not any(isinstance(other, Tensor) and other.requires_grad for other in others)
+    return installed("triton") and not any(isinstance(other, Tensor) and other.requires_grad for other in others)
 
 
 def check_dense(logits: Tensor, target: Tensor, reduction: str) -> None:

@@ -159,7 +159,7 @@ def test_evaluation_crop_matches_torchvision(tmp_path: Path, size: int) -> None:
         ours = torch.cat([images for images, _ in loader]).permute(0, 2, 3, 1)
     for image, path in zip(ours, sorted(folder.iterdir()), strict=True):
         expected = torch.from_numpy(np.array(reference(Image.open(path).convert("RGB")))).float()
-        assert (image - expected).abs().mean() < 0.5, path.name  # grey levels; a shift by a pixel gives 3 to 20
+        assert (image - expected).abs().mean() < 0.5, path.name  # grey levels; DALI's own crop: up to 23
 
 
 def test_random_resized_crops_have_torchvisions_statistics(tmp_path: Path) -> None:
