@@ -22,6 +22,7 @@
 //             multiples of 8 bytes, a width that is a multiple of 8; 0: any strides, one channel a block where it blurs
 //   MIX    0: no partners, 1: MixUp, 2: CutMix, 3: decided by the arguments
 //   ROWS   16 or 32 rows a block: what shared memory has room for
+//   RESIDENT blocks that shall fit the registers of a multiprocessor
 // A float32 result takes both operands in two float16 halves (22 bits), sums all but the product of the low halves, and
 // cuts h only where a Gaussian has nothing left.
 //
@@ -797,7 +798,7 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
 
 // Grid: (batch * ceil(height / ROWS), FAST ? 1 : channels); block: whole warps, at most 256 threads.
 // Dynamic shared memory: T (or what make_kernel needs, if that is larger), A_H, the table of A_W.
-extern "C" __global__ void __launch_bounds__(256, 2) batch_tail(const byte* images, void* out,
+extern "C" __global__ void __launch_bounds__(256, RESIDENT) batch_tail(const byte* images, void* out,
     const float* scale_bias, const byte* flip, const i64* partner, const float* lam, const int* box,
     const signed char* role, const float* temperature, const i64* index, int batch, int channels, int height, int width,
     int type, i64 image_stride, i64 row_stride, i64 column_stride, i64 channel_stride, i64 out_image_stride,

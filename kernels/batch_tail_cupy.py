@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -41,8 +42,12 @@ class Launch:
     keep: tuple[Tensor, ...]
 
 
-def batch_tail_cupy(tail: Tail) -> Tensor:
+def batch_tail_cupy(tail: Tail, *, rows: Sequence[int] = (32, 16), resident: int = 2) -> Tensor:
     """Compute :func:`fastmoll.kernels.batch_tail.batch_tail` in one launch on torch's current stream.
+
+    Args:
+        tail: the checked arguments.
+        rows, resident: see :func:`plan`.
 
     Raises:
         ValueError: images that are not on a CUDA device.
@@ -59,7 +64,7 @@ def batch_tail_cupy(tail: Tail) -> Tensor:
             device=device,
             memory_format=tail.memory_format,
         )
-        launch = plan(tail, out, shared_limit(out.get_device()))
+        launch = plan(tail, out, shared_limit(out.get_device()), rows=rows, resident=resident)
         kernel = load_kernel("batch_tail.cu", "batch_tail", launch.macros, out.get_device())
         kernel.launch(
             launch.grid, launch.threads, launch.shared, launch.arguments, torch.cuda.current_stream().cuda_stream
@@ -107,13 +112,15 @@ def _to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def plan(tail: Tail, out: Tensor, shared_limit: int) -> Launch:
+def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (32, 16), resident: int = 2) -> Launch:
     """Lay out the launch that fills ``out``.
 
     Args:
         tail: the checked arguments.
         out: ``(B, C, H, W)`` of the dtype and memory format asked for, on images' device.
         shared_limit: bytes of shared memory that a block may have on the device, at least 99 KiB.
+        rows: rows of a block, multiples of 16; the first that fits is taken.
+        resident: blocks that shall fit the registers of a multiprocessor.
     """
     images = tail.images
     pixels = images.dtype == torch.uint8
@@ -138,9 +145,9 @@ def plan(tail: Tail, out: Tensor, shared_limit: int) -> Launch:
     longest = max(tail.height, tail.width)
     work = 4 * (3 * 32 * -(-longest // 32) + 2 + 4 * longest + 2)
     table = 4 * 3 * 32 * groups
-    for rows in (32, 16):
-        matrix_offset = max(halves * (3 if fast else 1) * rows * (32 * groups + 8) * 2, -(-work // 16) * 16)
-        table_offset = matrix_offset + halves * rows * (-(-tail.height // 16) * 16 + 8) * 2
+    for height in rows:
+        matrix_offset = max(halves * (3 if fast else 1) * height * (32 * groups + 8) * 2, -(-work // 16) * 16)
+        table_offset = matrix_offset + halves * height * (-(-tail.height // 16) * 16 + 8) * 2
         shared = 0 if tail.role is None else table_offset + table
         if shared <= shared_limit:
             break
@@ -165,8 +172,15 @@ def plan(tail: Tail, out: Tensor, shared_limit: int) -> Launch:
         *map(np.int32, (matrix_offset, table_offset, tail.memory_format == torch.channels_last)),
     )
     return Launch(
-        macros=(("PIXELS", int(pixels)), ("OUTPUT", output), ("FAST", int(fast)), ("MIX", mix), ("ROWS", rows)),
-        grid=(tail.batch * -(-tail.height // rows), 1 if fast else tail.channels),
+        macros=(
+            ("PIXELS", int(pixels)),
+            ("OUTPUT", output),
+            ("FAST", int(fast)),
+            ("MIX", mix),
+            ("ROWS", height),
+            ("RESIDENT", resident),
+        ),
+        grid=(tail.batch * -(-tail.height // height), 1 if fast else tail.channels),
         threads=32 * warps,
         shared=shared,
         arguments=arguments,

@@ -24,8 +24,10 @@ writing, so that the sum would take one more launch. Float32 results use neither
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -426,11 +428,36 @@ def _down(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-# Blocks, warps and pipeline stages of both products, for results in float32 and in half precision.
-_ACROSS_SINGLE: Final = {"BM": 64, "BN": 32, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 2}
-_DOWN_SINGLE: Final = {"BM": 64, "BN": 64, "BK": 32, "BLOCK": 1024, "num_warps": 8, "num_stages": 2}
-_ACROSS_HALF: Final = {"BM": 64, "BN": 64, "BK": 32, "BLOCK": 1024, "num_warps": 8, "num_stages": 3}
-_DOWN_HALF: Final = {"BM": 64, "BN": 128, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 4}
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks, warps and pipeline stages of the launches.
+
+    Attributes:
+        prepare: ``ROWS``, ``num_warps``.
+        across, down: ``BM``, ``BN``, ``BK`` of the product, ``BLOCK`` numbers at a time of the other images,
+            ``num_warps``, ``num_stages``.
+    """
+
+    prepare: Mapping[str, int]
+    across: Mapping[str, int]
+    down: Mapping[str, int]
+
+
+_SINGLE: Final = Blocks(
+    prepare={"ROWS": 16, "num_warps": 8},
+    across={"BM": 64, "BN": 32, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 2},
+    down={"BM": 64, "BN": 64, "BK": 32, "BLOCK": 1024, "num_warps": 8, "num_stages": 2},
+)
+_HALF: Final = Blocks(
+    prepare={"ROWS": 16, "num_warps": 8},
+    across={"BM": 64, "BN": 64, "BK": 32, "BLOCK": 1024, "num_warps": 8, "num_stages": 3},
+    down={"BM": 64, "BN": 128, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 4},
+)
+
+
+def blocks_for(tail: Tail) -> Blocks:
+    """The blocks that were found to be the fastest."""
+    return _SINGLE if tail.dtype == torch.float32 else _HALF
 
 
 @functools.lru_cache(maxsize=32)
@@ -454,16 +481,16 @@ def _affine(mean: tuple[float, ...], std: tuple[float, ...], unit: float, device
 
 
 _PLACES: Final = 64
-_ROWS: Final = 16
 
 
-def batch_tail_triton(tail: Tail, out: Tensor | None = None) -> Tensor:
+def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | None = None) -> Tensor:
     """Run :func:`fastmoll.kernels.batch_tail.batch_tail` in Triton.
 
     Args:
         tail: the checked arguments; images of at most 512 x 512 pixels, on a CUDA device (or, in Triton's interpreter,
             on the CPU). Nothing waits for the device.
         out: where to write; default: a new tensor.
+        blocks: default: :func:`blocks_for`.
 
     Returns:
         ``(B, C, H, W)``, see there.
@@ -486,7 +513,8 @@ def batch_tail_triton(tail: Tail, out: Tensor | None = None) -> Tensor:
     single = tail.dtype == torch.float32
     # Three channels at once share the loads of the matrix; in float32, their operands would not fit the registers.
     group = 3 if last and C == 3 and not single else 1
-    across, down = (_ACROSS_SINGLE, _DOWN_SINGLE) if single else (_ACROSS_HALF, _DOWN_HALF)
+    blocks = blocks_for(tail) if blocks is None else blocks
+    prepare, across, down = blocks.prepare, blocks.across, blocks.down
     constants = {"C": C, "MIX": mix, "PACKED": packed, "LAST": last}
     flip = None if tail.flip is None else tail.flip.contiguous().view(torch.uint8)
     partner, lam, box = (None if x is None else x.contiguous() for x in (tail.partner, tail.lam, tail.box))
@@ -524,9 +552,9 @@ def batch_tail_triton(tail: Tail, out: Tensor | None = None) -> Tensor:
         _lines[(B * axes * (line_size // _PLACES),)](
             lines, cosines, role, t, H, W, W * line_size, line_size, *logs, AXES=axes, TERMS=32, PLACES=_PLACES
         )
-        _prepare[(B * triton.cdiv(max(H, W), _PAD) * (_PAD // _ROWS),)](
+        _prepare[(B * triton.cdiv(max(H, W), _PAD) * (_PAD // prepare["ROWS"]),)](
             x, matrices, lines, *common, role, t, B, H, W, *strides, x_row, line_size, *logs,
-            C=C, MIX=mix, AXES=axes, ROWS=_ROWS, SIDE=side, BAND=band, PAD=_PAD, num_warps=8,
+            C=C, MIX=mix, AXES=axes, SIDE=side, BAND=band, PAD=_PAD, **prepare,
         )  # fmt: skip
         _across[(B * programs,)](
             out, z, x, matrices, *common, role, t, B, H, W, inverse, *strides,

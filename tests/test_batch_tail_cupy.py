@@ -319,7 +319,7 @@ def test_shared_memory_fits_every_size(size: int, architecture: int, source: tor
 def test_two_blocks_of_an_imagenet_batch_fit_a_multiprocessor() -> None:
     tail = check(make((1, 3, 224, 224), roles=(BLUR,)))
     plan = backend.plan(tail, torch.empty(1, 3, 224, 224, dtype=BF16, memory_format=LAST), SHARED_LIMITS[80])
-    assert dict(plan.macros) == {"PIXELS": 1, "OUTPUT": 2, "FAST": 1, "MIX": 0, "ROWS": 32}
+    assert dict(plan.macros) == {"PIXELS": 1, "OUTPUT": 2, "FAST": 1, "MIX": 0, "ROWS": 32, "RESIDENT": 2}
     assert 2 * (plan.shared + 1024) <= 164 * 1024
 
 
@@ -339,7 +339,8 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compiles_without_stack_to_matrix_instructions(variant: str, architecture: int, tmp_path: Path) -> None:
     nvrtc = pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++").cuda.nvrtc
-    macros = tuple(zip(("PIXELS", "OUTPUT", "FAST", "MIX", "ROWS"), VARIANTS[variant], strict=True))
+    names = ("PIXELS", "OUTPUT", "FAST", "MIX", "ROWS", "RESIDENT")
+    macros = tuple(zip(names, (*VARIANTS[variant], 2), strict=True))
     source = cuda_toolchain.source_path("batch_tail.cu").read_text()
     program = nvrtc.createProgram(source, "batch_tail.cu", (), ())
     try:

@@ -1,0 +1,135 @@
+"""Which blocks of the batch tail are the fastest on this card, size by size."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+import tyro
+from fused import Clock
+from harness import spread
+from torch import Tensor
+
+from fastmoll.kernels.batch_tail import Tail, check_tail
+from fastmoll.kernels.draw import draw
+from fastmoll.pipelines import MEAN, STD
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is tuned."""
+
+    sizes: tuple[int, ...] = (224, 32, 64, 256, 288, 384)
+    """Heights and widths, pixels."""
+    pixels: int = 256 * 224 * 224
+    """Pixels of a batch, whatever the size of its images."""
+    rounds: int = 15
+    """Turns of each candidate."""
+    shown: int = 4
+    """Candidates of each launch that are listed, the fastest first."""
+    workers: int = len(os.sched_getaffinity(0))
+    """Processes that compile."""
+    device: str = "cuda"
+    """Only a GPU can be tuned."""
+
+
+def make_tail(size: int, batch: int) -> Tail:
+    """A batch with a third of each role, as the benchmark of the kernels has it."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (batch, size, size, 3), generator=generator, dtype=torch.uint8)
+    index = torch.arange(batch)
+    order = torch.randperm(batch, generator=generator)
+    tensors = {
+        "role": (index % 3).to(torch.int8)[order],
+        "t": draw(index, roles=(0, 1, 0))[1],
+        "flip": order % 2 == 0,
+        "index": index,
+    }
+    return check_tail(pixels.cuda(), mean=MEAN, std=STD, **{k: v.cuda() for k, v in tensors.items()})
+
+
+def candidates() -> Iterable[tuple[str, str, dict[str, int]]]:
+    """Backend, launch, blocks."""
+    for rows, warps in itertools.product((16, 32), (4, 8)):
+        yield "triton", "prepare", {"ROWS": rows, "num_warps": warps}
+    for bm, bn, bk, warps in itertools.product((32, 64, 128), (32, 64, 128), (32, 64), (4, 8)):
+        if 16 <= bm * bn // (32 * warps) <= 32:  # numbers of each of the three sums in a thread
+            yield "triton", "across", {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "BLOCK": 128 * warps}
+    for bm, bn, bk, warps in itertools.product((32, 64, 128), (64, 128, 256), (32, 64), (4, 8)):
+        if 32 <= bm * bn // (32 * warps) <= 64:
+            yield "triton", "down", {"BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "BLOCK": 128 * warps}
+    for launch, (name, values) in itertools.product(
+        ("across", "down"), (("BLOCK", (256, 512, 1024, 2048)), ("num_stages", (2, 3, 4, 5)))
+    ):
+        for value in values:
+            yield "triton", launch, {name: value}
+    for rows, resident in itertools.product((16, 32), (1, 2, 3, 4)):
+        yield "cupy", "batch_tail", {"rows": rows, "resident": resident}
+
+
+def runner(tail: Tail, backend: str, launch: str, options: dict[str, int]) -> Callable[[], Tensor]:
+    """The batch tail with one launch changed."""
+    if backend == "cupy":
+        from fastmoll.kernels.batch_tail_cupy import batch_tail_cupy
+
+        return partial(batch_tail_cupy, tail, rows=(options["rows"],), resident=options["resident"])
+    from fastmoll.kernels.batch_tail_triton import batch_tail_triton, blocks_for
+
+    blocks = blocks_for(tail)
+    if launch:
+        blocks = replace(blocks, **{launch: {**getattr(blocks, launch), **options}})
+    return partial(batch_tail_triton, tail, blocks=blocks)
+
+
+def _compile(size: int, backend: str, launch: str, options: dict[str, int]) -> str:
+    """Leave the compiled kernels in the caches on disk; returns what was wrong."""
+    try:
+        runner(make_tail(size, 16), backend, launch, options)()
+        torch.cuda.synchronize()
+    except Exception as error:  # Whatever it is, the candidate is out, and the table says why.
+        return f"{type(error).__name__}: {error}"[:80]
+    return ""
+
+
+def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
+    """Time the batch tail with other blocks, for each size; the present choice is the row without options."""
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={settings.device!r} was asked for, but torch sees no CUDA device")
+    clock = Clock(torch.device("cuda"))
+    tried = [("triton", "", {}), *candidates()]
+    with ProcessPoolExecutor(settings.workers, multiprocessing.get_context("spawn")) as pool:
+        jobs = [[pool.submit(_compile, size, *one) for one in tried] for size in settings.sizes]
+        # All of them before the first is timed: compiling takes the processors, and its trial runs the card.
+        wrong = [[job.result() for job in of_size] for of_size in jobs]
+    rows: list[dict[str, Any]] = []
+    for size, errors in zip(settings.sizes, wrong, strict=True):
+        tail = make_tail(size, max(16, math.ceil(settings.pixels / size**2 / 16) * 16))
+        sides = [(one, runner(tail, *one)) for one, error in zip(tried, errors, strict=True) if not error]
+        times: list[list[float]] = [[] for _ in sides]
+        for turn in range(-1, settings.rounds):
+            for (_, run), taken in zip(sides, times, strict=True):
+                milliseconds = clock(run)
+                if turn >= 0:
+                    taken.append(milliseconds)
+        best = sorted(zip(sides, times, strict=True), key=lambda pair: statistics.median(pair[1]))
+        listed: collections.Counter[str] = collections.Counter()
+        for ((backend, launch, options), _), taken in best:
+            listed[launch] += 1
+            if listed[launch] <= settings.shown:
+                rows.append(_row(size, backend, launch, str(options), spread(taken)))
+        rows += [_row(size, *one, error) for one, error in zip(tried, errors, strict=True) if error]
+    return {"benchmark": "tune", "settings": asdict(settings), "rows": rows}
+
+
+def _row(size: int, backend: str, launch: str, options: Any, milliseconds: Any) -> dict[str, Any]:
+    return {"size": size, "backend": backend, "launch": launch, "options": str(options), "ms": milliseconds}
