@@ -1,8 +1,9 @@
 """The whole validation of the project on one card, in under nine minutes: ``python bench/gpu_check.py [DATA]``.
 
-Tests marked ``gpu``, kernels against the copy, the loader alone, training on real against resident batches. Each part
-has a time limit of its own, and one that fails does not stop the others. Without DATA, JPEGs of ImageNet's usual size
-are made up; decoding those costs about the same, but say so beside the figures.
+Tests marked ``gpu``, kernels against the copy, the loader alone, training on real against resident batches, and the
+sweep over batch sizes and resolutions. Each part has a time limit of its own, all of them together have another, and
+one that fails does not stop the others. Without DATA, JPEGs of ImageNet's usual size are made up; decoding those costs
+about the same, but say so beside the figures.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from harness import environment, table
 from PIL import Image
 
 HERE = Path(__file__).parent
+SECONDS = 520.0  # for all parts together
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,16 @@ def made_up_photos(folder: Path, count: int) -> Path:
     return folder
 
 
-def run(part: Part, log: Path) -> tuple[str, float]:
-    """Run a part, its output into ``log``; returns how it ended and its seconds."""
+def run(part: Part, log: Path, deadline: float) -> tuple[str, float]:
+    """Run a part, its output into ``log``, until ``deadline`` at most; returns how it ended and its seconds."""
     start = time.perf_counter()
+    limit = max(0.0, min(part.limit, deadline - start))
     with open(log, "w") as file:
         child = subprocess.Popen(part.command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            ended = f"exit {child.wait(part.limit)}"
+            ended = f"exit {child.wait(limit)}"
         except subprocess.TimeoutExpired:
-            ended = f"stopped after {part.limit:.0f} s"
+            ended = f"stopped after {limit:.0f} s"
             os.killpg(child.pid, signal.SIGKILL)  # its children hold the card too
             child.wait()
     return ended, time.perf_counter() - start
@@ -68,7 +71,7 @@ def main(data: tyro.conf.Positional[Path | None] = None, out: Path = HERE / "res
 
     Args:
         data: ImageFolder tree of real JPEGs.
-        out: Folder for a log of each part and ``gpu_check.json``.
+        out: Folder for a log of each part, its results, and ``gpu_check.json``.
         device: cuda; cpu tries the script out on a machine without a card.
 
     Returns:
@@ -78,25 +81,34 @@ def main(data: tyro.conf.Positional[Path | None] = None, out: Path = HERE / "res
         sys.stderr.write("error: device is 'cuda', but torch sees no CUDA device\n")
         return 2
     out.mkdir(parents=True, exist_ok=True)
+    deadline = time.perf_counter() + SECONDS
     with tempfile.TemporaryDirectory() as place:
         photos = data or made_up_photos(Path(place), 2000 if device == "cuda" else 64)
-        small = ("--batch-size", "8", "--size", "32") if device == "cpu" else ()
-        bench = (sys.executable, str(HERE / "run.py"))
         cpus = str(len(os.sched_getaffinity(0)))
-        rounds = ("--rounds", "2", "--batches", "2") if device == "cpu" else ()
-        steps = ("--steps", "5", "--no-compile", "--model", "resnet18") if device == "cpu" else ("--steps", "150")
+        # A machine without a card gets as little work as there can be.
+        tiny = device == "cpu"
+        small = ("--batch-size", "6", "--size", "32") if tiny else ()
+        kernels = ("--no-compile", "--rounds", "2") if tiny else ()
+        turns = ("--rounds", "2", "--batches", "2") if tiny else ()
+        steps = ("--steps", "5", "--no-compile", "--model", "resnet18") if tiny else ("--steps", "150")
+        points = ("--batches", "6", "--sizes", "32", "--rounds", "2") if tiny else ()
+
+        def bench(name: str, *options: str) -> tuple[str, ...]:
+            return (sys.executable, str(HERE / "run.py"), name, *options, "--device", device, "--out", str(out), *small)
+
         parts = [
             Part("tests", (sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(HERE.parent / "tests")), 150),
-            Part("kernels", (*bench, "kernels", "--device", device, *small), 100),
-            Part("loader", (*bench, "loader", str(photos), "--device", device, "--workers", cpus, *small, *rounds), 90),
-            Part("train", (*bench, "train", str(photos), "--device", device, *small, *steps), 190),
+            Part("kernels", bench("kernels", *kernels), 130),
+            Part("loader", bench("loader", str(photos), "--workers", cpus, *turns), 90),
+            Part("train", bench("train", str(photos), *steps), 190),
+            Part("sweep", bench("sweep", *points), 80),
         ]
         rows = []
         for part in parts:
             log = out / f"gpu_check-{part.name}.log"
-            ended, seconds = run(part, log)
+            ended, seconds = run(part, log, deadline)
             rows.append({"part": part.name, "ended": ended, "seconds": seconds})
-            sys.stdout.write(f"== {part.name}: {ended}, {seconds:.0f} s\n{log.read_text()[-4000:]}\n")
+            sys.stdout.write(f"== {part.name}: {ended}, {seconds:.0f} s\n{log.read_text()[-8000:]}\n")
             sys.stdout.flush()
     result = {"environment": environment(device), "photos": "given" if data else "made up", "parts": rows}
     (out / "gpu_check.json").write_text(json.dumps(result, indent=2) + "\n")

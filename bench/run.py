@@ -1,13 +1,17 @@
-"""Benchmarks: ``python bench/run.py kernels|loader|mollify|train --help``.
+"""Benchmarks: ``python bench/run.py NAME [--out FOLDER] --help``, NAME being a key of ``BENCHMARKS``.
 
-Results go to ``bench/results/`` as JSON, and a table is printed.
+Results go as JSON to ``bench/results/``, or where ``--out`` says, and a table is printed; a sweep is drawn, too, and
+``plot`` draws one again.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +20,51 @@ from fused import bench_kernels
 from harness import environment, table
 from loader import bench_loader
 from mollify import bench_mollify
+from roofline import bench_roofline
+from sweep import bench_sweep, plot
 from training import bench_train
+from tune import bench_tune
 
-BENCHMARKS = {"kernels": bench_kernels, "loader": bench_loader, "mollify": bench_mollify, "train": bench_train}
+BENCHMARKS: dict[str, Callable[..., Any]] = {
+    "kernels": bench_kernels,
+    "loader": bench_loader,
+    "mollify": bench_mollify,
+    "plot": plot,
+    "roofline": bench_roofline,
+    "sweep": bench_sweep,
+    "train": bench_train,
+    "tune": bench_tune,
+}
 
 
-def main() -> None:
-    """Run one benchmark of the registry, print its table, keep its numbers."""
-    result: dict[str, Any] = tyro.extras.subcommand_cli_from_dict(BENCHMARKS, description=__doc__)
-    result["environment"] = environment(result["settings"]["device"])
+def main() -> int:
+    """Run one benchmark of the registry, print its table, keep its numbers; returns the exit code."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    common, arguments = parser.parse_known_args()
+    try:
+        result: Any = tyro.extras.subcommand_cli_from_dict(BENCHMARKS, description=__doc__, args=arguments)
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    if isinstance(result, Path):
+        sys.stdout.write(f"drawn to {result}\n")
+        return 0
+    device = result["settings"].get("device")
+    result["environment"] = environment(device or "cpu")
     processor = re.sub(r"[^A-Za-z0-9]+", "-", result["environment"]["processor"]).strip("-")
-    file = Path(__file__).parent / "results" / f"{result['benchmark']}-{processor}.json"
-    file.parent.mkdir(exist_ok=True)
+    # What is computed rather than timed is the same everywhere.
+    name = f"{result['benchmark']}-{processor}" if device else result["benchmark"]
+    file = common.out / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=2) + "\n")
-    sys.stdout.write(f"{table(result['rows'])}\nwritten to {file}\n")
+    skipped = "".join(f"left out: {peer}: {why}\n" for peer, why in result.get("skipped", {}).items())
+    sys.stdout.write(f"{table(result['rows'])}\n{skipped}written to {file}\n")
+    if result["benchmark"] == "sweep":
+        drawn = plot(file) if importlib.util.find_spec("matplotlib") else "nothing: matplotlib is not installed"
+        sys.stdout.write(f"drawn to {drawn}\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,32 +11,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import harness
 import tyro
 from harness import spread
 
 from fastmoll.pipelines.files import scan_folder
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(harness.Settings):
     """What is timed."""
 
     data: tyro.conf.Positional[Path]
     """ImageFolder tree."""
     model: str = "resnet50"
     """A torchvision classifier, from random weights."""
-    batch_size: int = 256
-    """Images a batch."""
-    size: int = 224
-    """Height and width, pixels."""
     steps: int = 200
     """Steps of a run."""
     rounds: int = 1
     """Runs of each side."""
     compile: bool = True
     """Compile the network."""
-    device: str = "cuda"
-    """Where: cuda or cpu."""
 
 
 def _one_long_epoch(data: Path, folder: Path, images: int) -> None:
@@ -84,7 +79,7 @@ def bench_train(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[s
         for _ in range(settings.rounds):
             for name, extra in sides.items():
                 runs[name].append(_run(settings, Path(folder), *extra))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, results in runs.items():
         rows.append(
             {

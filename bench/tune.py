@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from fused import Clock
-from harness import spread
+from harness import Clock, spread
 from torch import Tensor
 
 from fastmoll.kernels.batch_tail import Tail, check_tail
@@ -55,7 +54,11 @@ def make_tail(size: int, batch: int) -> Tail:
         "flip": order % 2 == 0,
         "index": index,
     }
-    return check_tail(pixels.cuda(), mean=MEAN, std=STD, **{k: v.cuda() for k, v in tensors.items()})
+    return check_tail(
+        pixels.cuda(), mean=MEAN, std=STD, **{k: v.cuda() for k, v in tensors.items()},
+        partner=None, lam=None, box=None, seed=0, epoch=0, sigma_min=0.3, sigma_max=None,
+        dtype=torch.bfloat16, memory_format=torch.channels_last,
+    )  # fmt: skip
 
 
 def candidates() -> Iterable[tuple[str, str, dict[str, int]]]:

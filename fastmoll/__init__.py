@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastmoll.kernels.cosine_noise import cosine_noise
     from fastmoll.kernels.heat_blur import blur_scale, heat_blur
-    from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
-    from fastmoll.kernels.soft_labels import label_decay, soft_labels
+    from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_short
+    from fastmoll.kernels.soft_labels import SoftLabels, label_decay, soft_labels
     from fastmoll.loader import ImageNetLoader
     from fastmoll.metrics import ClassificationMetrics
     from fastmoll.mollify import Mollify
@@ -25,11 +25,13 @@ _HOME = {
     "ClassificationMetrics": "fastmoll.metrics",
     "ImageNetLoader": "fastmoll.loader",
     "Mollify": "fastmoll.mollify",
+    "SoftLabels": "fastmoll.kernels.soft_labels",
     "blur_scale": "fastmoll.kernels.heat_blur",
     "cosine_noise": "fastmoll.kernels.cosine_noise",
     "heat_blur": "fastmoll.kernels.heat_blur",
     "label_decay": "fastmoll.kernels.soft_labels",
     "soft_cross_entropy": "fastmoll.kernels.soft_cross_entropy",
+    "soft_cross_entropy_short": "fastmoll.kernels.soft_cross_entropy",
     "soft_labels": "fastmoll.kernels.soft_labels",
 }
 
@@ -41,6 +43,8 @@ __all__ = [  # noqa: RUF022
     "label_decay",
     "soft_labels",
     "soft_cross_entropy",
+    "soft_cross_entropy_short",
+    "SoftLabels",
     "ImageNetLoader",
     "ClassificationMetrics",
     "BadImageError",

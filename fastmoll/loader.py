@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_integer, check_number
+from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.mollify import Mollify
 from fastmoll.pipelines import MEAN, STD, check_dali
 from fastmoll.pipelines.files import scan_folder
@@ -46,7 +47,7 @@ class ImageNetLoader:
         batch_size: int = 256,
         size: int = 224,
         augment: str = "crop_flip",
-        mollify: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        mollify: Callable[..., tuple[Tensor, Tensor | SoftLabels]] | None = None,
         device: str | torch.device = "auto",
         seed: int = 0,
         rank: int | None = None,
@@ -205,11 +206,12 @@ class ImageNetLoader:
         if epoch != self.epoch or self._position == self._length:
             self.epoch, self._position, self._resuming, self._running = epoch, 0, False, None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
 
         ``images`` are ``(B, 3, size, size)`` of the loader's ``dtype``, standardised, in channels-last memory;
-        ``targets`` int64 ``(B,)``, or what ``mollify`` makes of them, float32 ``(B, K)``. Both are on its device.
+        ``targets`` int64 ``(B,)``, or what ``mollify`` makes of them: float32 ``(B, K)``, or `fastmoll.SoftLabels` from
+        a ``Mollify(targets="short")``. Both are on its device.
 
         Raises:
             BadImageError: A file can't be decoded; it names the file and the reason.
@@ -224,7 +226,7 @@ class ImageNetLoader:
         self._running = token = object()
         return self._batches(token)
 
-    def _batches(self, token: object) -> Iterator[tuple[Tensor, ...]]:
+    def _batches(self, token: object) -> Iterator[tuple[Any, ...]]:
         while self._position < self._length:
             self._require_open()
             if self._running is not token:
@@ -240,7 +242,7 @@ class ImageNetLoader:
     def _end_epoch(self) -> None:
         self.epoch, self._position, self._running = self.epoch + 1, 0, None
 
-    def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Tensor, ...]:
+    def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Any, ...]:
         mollify, labels = self._mollify, self._targets[index]
         if self._device.type == "cuda":
             # From pinned memory a copy waits neither for the stream nor for the host.
@@ -259,14 +261,14 @@ class ImageNetLoader:
             if isinstance(mollify, Mollify):
                 return self._give(*mollify.from_pixels(images, labels, index, self.epoch, **tail), index)
             images = batch_tail(images, **tail)
-        targets = labels.to(self._device, non_blocking=True)
+        targets: Tensor | SoftLabels = labels.to(self._device, non_blocking=True)
         if isinstance(mollify, Mollify):
             images, targets = mollify(images, labels, index, self.epoch, inplace=True)
         elif mollify is not None:
             images, targets = mollify(images, targets, index=index, epoch=self.epoch)
         return self._give(images, targets, index)
 
-    def _give(self, images: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+    def _give(self, images: Tensor, targets: Tensor | SoftLabels, index: Tensor) -> tuple[Any, ...]:
         return (images, targets, index) if self._return_index else (images, targets)
 
     def close(self) -> None:

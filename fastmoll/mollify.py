@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from scipy.special import betainccinv, betaincinv
 from torch import Tensor, nn
 
-from fastmoll.kernels.batch_tail import BACKENDS, SIZE_LIMIT, batch_tail
+from fastmoll.kernels.batch_tail import BACKENDS, batch_tail, choose_backend
 from fastmoll.kernels.checks import (
     check_choice,
     check_images,
@@ -21,10 +22,22 @@ from fastmoll.kernels.checks import (
     installed,
 )
 from fastmoll.kernels.cosine_noise import cosine_noise
-from fastmoll.kernels.draw import BLUR, LOGIT_LIMIT, NOISE, PURE_NOISE, check_beta, draw, role_thresholds
+from fastmoll.kernels.draw import (
+    BLUR,
+    LOGIT_LIMIT,
+    NOISE,
+    PURE_NOISE,
+    SEED_OFFSET,
+    as_int64,
+    check_beta,
+    draw,
+    role_thresholds,
+)
 from fastmoll.kernels.heat_blur import check_scales, heat_blur
 from fastmoll.kernels.philox import EPOCH_BITS, check_key
-from fastmoll.kernels.soft_labels import KINDS, label_decay, soft_labels
+from fastmoll.kernels.soft_labels import KINDS, SoftLabels, label_decay, soft_labels
+
+TARGETS: Final = ("dense", "short")
 
 _COUNTER_BITS = 32
 _QUANTILE_NODES = 4097
@@ -82,6 +95,9 @@ class Mollify(nn.Module):
 
     ``train()`` and ``eval()`` make no difference: whoever calls it wants mollified images.
 
+    ``torch.compile`` takes it as one operator, whatever the backend, so that a compiled step has no graph break at it.
+    A second value of an int ``epoch`` compiles such a step once more, for all values; a tensor ``epoch`` does not.
+
     On a GPU nothing waits for the device: one small Triton launch draws roles, temperatures and labels, a fused kernel
     does the rest. The torch backend draws on the host there, and waits for an ``index`` that is on the GPU.
 
@@ -97,7 +113,10 @@ class Mollify(nn.Module):
         seed: key of all draws, int in [0, 2^64).
         backend: ``"triton"`` or ``"cupy"``: fused kernels, for float16, bfloat16 and float32 images on a GPU, at most
             512 pixels high and wide; ``"torch"``: plain torch, and on a CPU code compiled by Numba if that is
-            installed; ``"auto"``: Triton where it can be used, else torch. All draw the same.
+            installed; ``"auto"``: the fastest that can be used
+            (:func:`fastmoll.kernels.batch_tail.choose_backend`). All draw the same.
+        targets: ``"dense"`` for ``(B, K)``, ``"short"`` for :class:`fastmoll.SoftLabels`, a few numbers an image, which
+            :func:`fastmoll.soft_cross_entropy` takes just as well.
 
     Raises:
         ValueError: an argument outside the ranges above.
@@ -115,6 +134,7 @@ class Mollify(nn.Module):
         kind: str = "smooth",
         seed: int = 0,
         backend: str = "auto",
+        targets: str = "dense",
     ) -> None:
         super().__init__()
         self.num_classes = check_integer("num_classes", num_classes, 2)
@@ -130,7 +150,10 @@ class Mollify(nn.Module):
         self.seed = check_integer("seed", seed, 0, 2**64)
         check_choice("backend", backend, BACKENDS)
         self.backend = backend
-        self._seen = 0
+        check_choice("targets", targets, TARGETS)
+        self.targets = targets
+        # A tensor, so that code compiled around this module is not compiled anew for each count.
+        self._seen = torch.tensor(0, device="cpu")
         # Not a buffer: it belongs where the sample ids are, and casting the module must not round it.
         self._quantiles: dict[torch.device, Tensor] = {}
         if self.beta[0] != 1.0:
@@ -166,71 +189,46 @@ class Mollify(nn.Module):
         images: Tensor,
         labels: Tensor,
         index: Tensor | None = None,
-        epoch: int = 0,
+        epoch: int | Tensor = 0,
         *,
         inplace: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | SoftLabels]:
         """Mollify a batch.
 
         Args:
             images: standardised images ``(B, C, H, W)``; float16, bfloat16, float32 or float64; contiguous or
                 channels-last. Never written to, unless ``inplace``.
-            labels: classes ``(B,)`` int64, or soft labels ``(B, K)`` floating point; on any device.
+            labels: classes ``(B,)`` int64, or for dense targets soft labels ``(B, K)`` floating point; on any device.
             index: sample ids, integer ``(B,)``, in [0, 2^48); default: number the images as they come (see the class).
-            epoch: int in [0, 2^24).
-            inplace: ``images`` may be overwritten with the result, which on a CPU saves the cost of fresh memory.
+            epoch: int in [0, 2^24), or an int64 scalar tensor on the CPU.
+            inplace: ``images`` may be overwritten with the result, which on a CPU saves the cost of fresh memory; not
+                done in code that is compiled.
 
         Returns:
             images: like ``images``, same dtype, device and memory format; a new tensor unless ``inplace``.
-            targets: float32 ``(B, K)`` on images' device.
+            targets: float32 ``(B, K)``, or :class:`fastmoll.SoftLabels`; on images' device.
 
         Raises:
             ValueError: an argument outside the ranges above, integer images, images that require grad, or no ``index``
                 inside a ``DataLoader`` worker.
         """
         check_images("images", images)
-        index = self._check(images, labels, index, epoch)
-        images, labels = images.as_subclass(Tensor), labels.as_subclass(Tensor)
-        backend = self._backend_for(images, images.shape[2:])
-        if backend != "torch":
-            return self._fused(images, labels, index, epoch, backend, dtype=images.dtype, memory_format=_format(images))
-
-        # The draws come from the host, so that the host knows which images have which role without asking the device.
-        role, t, targets = self._draw_targets(labels, index.cpu(), epoch, images.device)
-        scales: dict[str, Any] = {"sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
-        key: dict[str, Any] = {"seed": self.seed, "epoch": epoch}
-        # Inside compiled code the plain operations are what can be traced.
-        compiled = images.device.type == "cpu" and images.dtype != torch.float64 and not torch.compiler.is_compiling()
-        if compiled and installed("numba"):
-            from fastmoll.kernels.mollify_cpu import mollify_cpu
-
-            out = images if inplace else None
-            return mollify_cpu(images, role, t, index=index.cpu(), out=out, **key, **scales), targets
-        out = images.clone()
-        for roles in ((NOISE, PURE_NOISE), (BLUR,)):
-            chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
-            if not len(chosen):
-                continue
-            place = chosen.to(images.device, non_blocking=True)
-            level = t[chosen].to(images.device, non_blocking=True)
-            if BLUR in roles:
-                out[place] = heat_blur(images[place], level, **scales)
-            else:
-                out[place] = cosine_noise(images[place], level, index=index.cpu()[chosen], **key)
-        return out, targets
+        if torch.compiler.is_compiling():
+            return self._traced(images, labels, index, epoch, channels_last=_format(images) == torch.channels_last)
+        return self._give(*self._run(images, labels, index, epoch, self._seen, inplace=inplace), labels)
 
     def from_pixels(
         self,
         pixels: Tensor,
         labels: Tensor,
         index: Tensor | None = None,
-        epoch: int = 0,
+        epoch: int | Tensor = 0,
         *,
         mean: Sequence[float],
         std: Sequence[float],
         flip: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | SoftLabels]:
         """Flip, standardise and mollify a batch as it was decoded, in one pass over memory on a GPU.
 
         Args:
@@ -245,42 +243,136 @@ class Mollify(nn.Module):
 
         Returns:
             images: ``(B, 3, H, W)`` of ``dtype`` in channels-last memory, on pixels' device.
-            targets: float32 ``(B, K)``, there too.
+            targets: as in :meth:`forward`, there too.
 
         Raises:
             ValueError: an argument outside the ranges above.
         """
         check_tensor("pixels", pixels, (None, None, None, 3), (torch.uint8,), None)
-        index = self._check(pixels, labels, index, epoch)
-        backend = self._backend_for(pixels, pixels.shape[1:3])
-        return self._fused(pixels, labels, index, epoch, backend, mean=mean, std=std, flip=flip, dtype=dtype)
+        options: dict[str, Any] = {"mean": mean, "std": std, "flip": flip, "dtype": dtype}
+        if torch.compiler.is_compiling():
+            return self._traced(pixels, labels, index, epoch, channels_last=True, **options)
+        return self._give(*self._run(pixels, labels, index, epoch, self._seen, pixels=options), labels)
 
-    def _check(self, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int) -> Tensor:
-        """Check what comes with the images; returns their sample ids."""
+    def _give(self, images: Tensor, made: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | SoftLabels]:
+        """The result, from dense targets or from the label decays of short ones."""
+        if self.targets == "dense":
+            return images, made
+        return images, SoftLabels(labels.to(images.device, non_blocking=True), made, kind=self.kind)
+
+    def _traced(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        index: Tensor | None,
+        epoch: int | Tensor,
+        *,
+        channels_last: bool,
+        flip: Tensor | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor | SoftLabels]:
+        """What a compiler sees: one operator, which runs :meth:`_run` on a module like this one."""
+        out, made = _operator(
+            images,
+            labels,
+            index,
+            None if index is not None else self._seen,
+            flip,
+            epoch if isinstance(epoch, Tensor) else None,
+            epoch=0 if isinstance(epoch, Tensor) else epoch,
+            mean=mean,
+            std=std,
+            dtype=images.dtype if dtype is None else dtype,
+            channels_last=channels_last,
+            **{name: getattr(self, name) for name in _SETTINGS} | {"seed": as_int64(self.seed)},
+        )
+        return self._give(out, made, labels)
+
+    def _run(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        index: Tensor | None,
+        epoch: int | Tensor,
+        seen: Tensor | None,
+        *,
+        inplace: bool = False,
+        pixels: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mollified images, and dense targets or label decays.
+
+        Args:
+            images: as in :meth:`forward`, or with ``pixels`` as in :meth:`from_pixels`; that much is checked.
+            labels: as there.
+            index: as there.
+            epoch: as there.
+            seen: how many images were numbered before; counted on in place where ``index`` is None.
+            inplace: as in :meth:`forward`.
+            pixels: the other arguments of :meth:`from_pixels`.
+        """
+        index, epoch = self._check(images, labels, index, epoch, seen)
+        images, labels = images.as_subclass(Tensor), labels.as_subclass(Tensor)
+        if pixels is not None:
+            backend = self._backend_for(images, *images.shape[1:3], pixels["dtype"])
+            return self._fused(images, labels, index, epoch, backend, **pixels)
+        backend = self._backend_for(images, *images.shape[2:], images.dtype)
+        if backend != "torch":
+            return self._fused(images, labels, index, epoch, backend, dtype=images.dtype, memory_format=_format(images))
+
+        # The draws come from the host, so that the host knows which images have which role without asking the device.
+        index = index.cpu()
+        role, t, made = self._draw_targets(labels, index, epoch, images.device)
+        scales: dict[str, Any] = {"sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
+        key: dict[str, Any] = {"seed": self.seed, "epoch": epoch}
+        if images.device.type == "cpu" and images.dtype != torch.float64 and installed("numba"):
+            from fastmoll.kernels.mollify_cpu import mollify_cpu
+
+            return mollify_cpu(images, role, t, index=index, out=images if inplace else None, **key, **scales), made
+        out = images.clone()
+        for roles in ((NOISE, PURE_NOISE), (BLUR,)):
+            chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
+            if not len(chosen):
+                continue
+            place = chosen.to(images.device, non_blocking=True)
+            level = t[chosen].to(images.device, non_blocking=True)
+            if BLUR in roles:
+                out[place] = heat_blur(images[place], level, **scales)
+            else:
+                out[place] = cosine_noise(images[place], level, index=index[chosen], **key)
+        return out, made
+
+    def _check(
+        self, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int | Tensor, seen: Tensor | None
+    ) -> tuple[Tensor, int]:
+        """Check what comes with the images; returns their sample ids and the epoch."""
         batch = len(images)
+        if self.targets == "short":
+            check_tensor("labels", labels, (batch,), (torch.int64,), None)
         # Before they move: on the CPU the check can name the bad value. Those on a GPU are looked at there, later.
         if not (isinstance(labels, Tensor) and labels.is_cuda):
             check_labels(labels, self.num_classes, batch, None)
-        check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
+        epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
         if index is None:
-            return self._number(batch)
+            assert seen is not None  # one of them is always given
+            return _number(batch, seen), epoch
         if not (isinstance(index, Tensor) and index.is_cuda):
             check_key(self.seed, epoch, index, batch)
-        return index
+        return index, epoch
 
-    def _backend_for(self, images: Tensor, size: Sequence[int]) -> str:
-        if self.backend != "auto":
-            return self.backend
-        fits = max(size) <= SIZE_LIMIT and images.dtype != torch.float64
-        return "triton" if images.is_cuda and fits and installed("triton") else "torch"
+    def _backend_for(self, images: Tensor, height: int, width: int, dtype: torch.dtype) -> str:
+        return choose_backend(images, height, width, dtype) if self.backend == "auto" else self.backend
 
     def _draw_targets(
         self, labels: Tensor, index: Tensor, epoch: int, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Role and temperature where ``index`` is, targets on ``device``."""
+        """Role and temperature where ``index`` is; on ``device`` dense targets, or label decays for short ones."""
         role, t = self.draw(index, epoch)
-        gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur)
-        labels, gamma = (each.to(device, non_blocking=True) for each in (labels, gamma))
+        gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur).to(device, non_blocking=True)
+        if self.targets == "short":
+            return role, t, gamma
+        labels = labels.to(device, non_blocking=True)
         return role, t, soft_labels(labels, gamma, self.num_classes, kind=self.kind)
 
     def _fused(
@@ -289,9 +381,10 @@ class Mollify(nn.Module):
         device = images.device
         on_host = not (index.is_cuda or labels.is_cuda)  # so their values were checked
         index = index.to(device, non_blocking=True)
-        if backend == "triton":
+        if backend == "triton" or (backend == "cupy" and installed("triton")):
             from fastmoll.kernels.draw_triton import draw_batch
 
+            dense = self.targets == "dense"
             drawn = draw_batch(
                 index,
                 epoch,
@@ -301,15 +394,15 @@ class Mollify(nn.Module):
                 quantiles=self._quantiles_on(device),
                 k_noise=self.k_noise,
                 k_blur=self.k_blur,
-                labels=labels.to(device, non_blocking=True),
+                labels=labels.to(device, non_blocking=True) if dense else None,
                 num_classes=self.num_classes,
                 kind=self.kind,
                 validate=not on_host,
             )
-            role, t, targets = drawn.role, drawn.t, drawn.target
-            assert targets is not None  # because labels were given
+            role, t, made = drawn.role, drawn.t, drawn.target if dense else drawn.gamma
+            assert made is not None  # because labels were given
         else:
-            role, t, targets = self._draw_targets(labels, index, epoch, device)
+            role, t, made = self._draw_targets(labels, index, epoch, device)
         images = batch_tail(
             images,
             role=role,
@@ -322,25 +415,11 @@ class Mollify(nn.Module):
             backend=backend,
             **options,
         )
-        return images, targets
-
-    def _number(self, batch: int) -> Tensor:
-        """Fresh sample ids for images that came without: rank << 32 | number of images seen before."""
-        if torch.utils.data.get_worker_info() is not None:
-            raise ValueError(
-                "index must be given inside a DataLoader worker, got None: each worker has a copy of this module, "
-                "whose count of images starts anew every epoch, so draws would repeat; pass index= and epoch=, "
-                "or mollify the batches that the loader returns"
-            )
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = int(torch.distributed.get_rank()) if distributed else 0
-        seen = torch.arange(self._seen, self._seen + batch)
-        self._seen += batch
-        return seen.remainder(2**_COUNTER_BITS).add(rank << _COUNTER_BITS)
+        return images, made
 
     def get_extra_state(self) -> Tensor:
         """How many images were numbered so far, int64 scalar; part of ``state_dict()``."""
-        return torch.tensor(self._seen)
+        return self._seen.clone()
 
     def set_extra_state(self, state: Any) -> None:
         """Go on numbering where :meth:`get_extra_state` left off.
@@ -349,20 +428,119 @@ class Mollify(nn.Module):
             ValueError: not an int64 scalar, or negative.
         """
         check_tensor("state", state, (), (torch.int64,), None)
-        self._seen = check_integer("state", int(state), 0)
+        self._seen.fill_(check_integer("state", int(state), 0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A number: a tensor that is sent to another process is shared with it, and both would count.
+        return {**self.__dict__, "_seen": int(self._seen)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _seen=torch.tensor(state["_seen"], device="cpu"))
 
     def extra_repr(self) -> str:
         """The arguments, as ``repr`` shows them."""
-        names = (
-            "num_classes",
-            "roles",
-            "beta",
-            "k_noise",
-            "k_blur",
-            "sigma_min",
-            "sigma_max",
-            "kind",
-            "seed",
-            "backend",
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in _SETTINGS)
+
+
+# The arguments of the constructor.
+_SETTINGS: Final = (
+    "num_classes",
+    "roles",
+    "beta",
+    "k_noise",
+    "k_blur",
+    "sigma_min",
+    "sigma_max",
+    "kind",
+    "seed",
+    "backend",
+    "targets",
+)
+
+
+def _number(batch: int, seen: Tensor) -> Tensor:
+    """Fresh sample ids for images that came without: rank << 32 | number of images seen before, which is counted on."""
+    if torch.utils.data.get_worker_info() is not None:
+        raise ValueError(
+            "index must be given inside a DataLoader worker, got None: each worker has a copy of this module, "
+            "whose count of images starts anew every epoch, so draws would repeat; pass index= and epoch=, "
+            "or mollify the batches that the loader returns"
         )
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = int(torch.distributed.get_rank()) if distributed else 0
+    ids = torch.arange(batch, device="cpu") + seen
+    seen += batch
+    return ids.remainder(2**_COUNTER_BITS).add(rank << _COUNTER_BITS)
+
+
+@functools.lru_cache(maxsize=32)
+def _module(*arguments: Any) -> Mollify:
+    return Mollify(**dict(zip(_SETTINGS, arguments, strict=True)))
+
+
+# CUDA graphs leave it out: it looks at the host's numbers, and the torch backend at the device's.
+@torch.library.custom_op("fastmoll::mollify", mutates_args=("seen",), tags=(torch.Tag.cudagraph_unsafe,))
+def _operator(
+    images: Tensor,
+    labels: Tensor,
+    index: Tensor | None,
+    seen: Tensor | None,
+    flip: Tensor | None,
+    epoch_tensor: Tensor | None,
+    *,
+    epoch: int,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    dtype: torch.dtype,
+    channels_last: bool,
+    num_classes: int,
+    roles: Sequence[float],
+    beta: Sequence[float],
+    k_noise: float,
+    k_blur: float,
+    sigma_min: float,
+    sigma_max: float | None,
+    kind: str,
+    seed: int,
+    backend: str,
+    targets: str,
+) -> tuple[Tensor, Tensor]:
+    module = _module(
+        num_classes,
+        tuple(roles),
+        tuple(beta),
+        k_noise,
+        k_blur,
+        sigma_min,
+        sigma_max,
+        kind,
+        seed + SEED_OFFSET,
+        backend,
+        targets,
+    )
+    pixels = {"mean": mean, "std": std, "flip": flip, "dtype": dtype} if images.dtype == torch.uint8 else None
+    which = epoch if epoch_tensor is None else epoch_tensor
+    out, made = module._run(images, labels, index, which, seen, pixels=pixels)
+    # As the compiler was told, also where a size of 1 lets several orders of memory pass for the same.
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    strides = torch.empty(out.shape, memory_format=layout, device="meta").stride()
+    if out.stride() != strides:
+        out = torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
+    return out, made
+
+
+@_operator.register_fake
+def _(
+    images: Tensor,
+    *_: Tensor | None,
+    dtype: torch.dtype,
+    channels_last: bool,
+    num_classes: int,
+    targets: str,
+    **__: Any,
+) -> tuple[Tensor, Tensor]:
+    batch, *size = images.shape
+    shape = (batch, size[2], size[0], size[1]) if images.dtype == torch.uint8 else images.shape
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=layout)
+    return out, images.new_empty(batch if targets == "short" else (batch, num_classes), dtype=torch.float32)

@@ -1,7 +1,7 @@
 // The batch tail in one pass over memory: flip, standardise, MixUp or CutMix, then nothing, noise or blur, then cast.
 //
 // One block computes ROWS rows of one image, whatever its role, so a batch of mixed roles is one launch. Clean and
-// noised rows stream. Blurred rows are Y = A_H X A_W (see heat_blur.py) by matrix instructions, in two products:
+// noised rows are copied to shared memory, all at once and without registers, and go out from there. Blurred rows are Y = A_H X A_W (see heat_blur.py) by matrix instructions, in two products:
 //
 //   1. T = A_H[rows, :] X. X comes straight from device memory in the layout of the instruction, without shared memory
 //      or a barrier: a warp owns 32 pixel columns, a thread four adjacent pixels of them, and bytes become float16 by
@@ -22,7 +22,8 @@
 //             multiples of 8 bytes, a width that is a multiple of 8; 0: any strides, one channel a block where it blurs
 //   MIX    0: no partners, 1: MixUp, 2: CutMix, 3: decided by the arguments
 //   ROWS   16 or 32 rows a block: what shared memory has room for
-//   RESIDENT blocks that shall fit the registers of a multiprocessor
+//   THREADS, RESIDENT   threads a block, and blocks that shall fit the registers of a multiprocessor
+//   HEIGHT, WIDTH       of the images, if FAST, else 0: most instructions of a fast kernel would compute addresses
 // A float32 result takes both operands in two float16 halves (22 bits), sums all but the product of the low halves, and
 // cuts h only where a Gaussian has nothing left.
 //
@@ -96,10 +97,19 @@ __device__ __forceinline__ u32 add_halves(u32 a, u32 b)
     return sum;
 }
 
+// Eight bytes to shared memory, without waiting for them.
+__device__ __forceinline__ void copy_async(byte* to, const byte* from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ float fast_sqrt(float x)
 {
     float root;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
 }
 
@@ -203,12 +213,12 @@ __device__ __forceinline__ void philox(u32 (&c)[4], u32 k0, u32 k1)
 }
 
 // -2 ln u for u in (0, 1]. The fast logarithm has an absolute error of 2^-22 near 1, where the square root would
-// magnify it: there the series of ln(1 - d), whose sixth term is below 2e-10, takes over.
+// magnify it, to 2e-6 at d = 0.003: below that the series of ln(1 - d), whose fourth term is 4e-11 there, takes over.
 __device__ __forceinline__ float minus_two_log(float u)
 {
     float d = 1.0f - u;
-    float near = d * (2.0f + d * (1.0f + d * (2.0f / 3.0f + d * (0.5f + d * 0.4f))));
-    return d < 0.03f ? near : -1.38629436f * __log2f(u);
+    float near = d * (2.0f + d * (1.0f + d * (2.0f / 3.0f)));
+    return d < 0.003f ? near : -1.38629436f * __log2f(u);
 }
 
 struct Noise {
@@ -226,7 +236,7 @@ __device__ __forceinline__ void add_noise(float* x, const Noise& noise, u32 bloc
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
         float u = fmaf((float)words[i], 2.3283064365386963e-10f, 1.1641532182693481e-10f);
-        float angle = ((float)words[i + 1] * 2.3283064365386963e-10f - 0.5f) * (2.0f * PI);
+        float angle = fmaf((float)words[i + 1], 2.3283064365386963e-10f * (2.0f * PI), -PI);
         float radius = -noise.sigma * fast_sqrt(minus_two_log(u));
         x[i] = fmaf(radius, __cosf(angle), x[i]);
         x[i + 1] = fmaf(radius, __sinf(angle), x[i + 1]);
@@ -256,8 +266,8 @@ __device__ __forceinline__ void stream_rows(const Batch& in, const Source& s, vo
     i64 out_column, i64 out_channel, int first, int last, const float* scale, const float* bias, const Noise& noise)
 {
     int width = in.width, channels = in.channels, end = last * width;
-    int step = 4 * blockDim.x * gridDim.y;
-    for (int pixel = first * width + 4 * (blockIdx.y * blockDim.x + threadIdx.x); pixel < end; pixel += step) {
+    int parts = FAST ? 1 : gridDim.y, part = FAST ? 0 : blockIdx.y, step = 4 * THREADS * parts;
+    for (int pixel = first * width + 4 * (part * THREADS + threadIdx.x); pixel < end; pixel += step) {
         int row = pixel / width, column = pixel - row * width, channel = 0;
         for (int block = 0; block < channels; block++) {
             float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -322,17 +332,22 @@ __device__ __forceinline__ uint2 sort_bytes(const u32 (&word)[4], bool flip, int
 }
 
 // Interleaved bytes to channels-last half precision, both without gaps: eight values a thread, 16 bytes a store.
-// W is a multiple of 8, so that eight values never cross a row.
+// W is a multiple of 8, so that eight values never cross a row. Shared memory has room for the rows of both images.
 __device__ __forceinline__ void stream_flat(const Batch& in, const Source& s, u16* out, int first, int last,
-    const float* scale, const float* bias, const Noise& noise)
+    const float* scale, const float* bias, const Noise& noise, byte* shared)
 {
     // A multiple of three threads: a thread then meets its channels in the same order each time.
-    int threads = blockDim.x / 3 * 3, row_bytes = 3 * in.width, end = last * row_bytes, step = 8 * threads;
-    if ((int)threadIdx.x >= threads)
-        return;
-    const byte* own = in.images + s.own;
-    const byte* other = in.images + s.other;
-    int flat = first * row_bytes + 8 * threadIdx.x, channel = 2 * threadIdx.x % 3;
+    const int threads = THREADS / 3 * 3, step = 8 * threads;
+    int row_bytes = 3 * in.width, begin = first * row_bytes, size = (last - first) * row_bytes;
+    bool both = MIX != 0 && (s.mixed || s.boxed);
+    for (int i = 8 * threadIdx.x; i < size; i += 8 * THREADS) {
+        copy_async(shared + i, in.images + s.own + begin + i);
+        if (both)
+            copy_async(shared + size + i, in.images + s.other + begin + i);
+    }
+    const byte* own = shared - begin;
+    const byte* other = own + size;
+    int flat = begin + 8 * threadIdx.x, end = begin + size, channel = 2 * threadIdx.x % 3;
     int row = flat / row_bytes, rest = flat - row * row_bytes, rows = step / row_bytes, rest_step = step % row_bytes;
     float a[3], b[3];
 #pragma unroll
@@ -340,29 +355,17 @@ __device__ __forceinline__ void stream_flat(const Batch& in, const Source& s, u1
         a[i] = noise.alpha * scale[(channel + i) % 3];
         b[i] = noise.alpha * bias[(channel + i) % 3];
     }
-    // Two loads are always under way: the few warps that fit beside each other would not cover the latency otherwise.
-    u32 ahead[2][4];
-    int ahead_rest = rest;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (flat + i * step < end)
-            fetch_bytes(ahead[i], own, s.own_flip, flat + i * step, ahead_rest, channel, row_bytes);
-        ahead_rest += rest_step;
-        ahead_rest -= ahead_rest >= row_bytes ? row_bytes : 0;
-    }
-#pragma unroll 1
+    wait_for_copies();
+    __syncthreads();
+    if ((int)threadIdx.x >= threads)
+        return;
+#pragma unroll 2
     for (; flat < end; flat += step) {
-        uint2 pixels = sort_bytes(ahead[0], s.own_flip, channel);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            ahead[0][i] = ahead[1][i];
-        if (flat + 2 * step < end)
-            fetch_bytes(ahead[1], own, s.own_flip, flat + 2 * step, ahead_rest, channel, row_bytes);
-        ahead_rest += rest_step;
-        ahead_rest -= ahead_rest >= row_bytes ? row_bytes : 0;
+        u32 loaded[4];
+        fetch_bytes(loaded, own, s.own_flip, flat, rest, channel, row_bytes);
+        uint2 pixels = sort_bytes(loaded, s.own_flip, channel);
         u32 word[2] = {pixels.x, pixels.y};
-        if (s.boxed && row >= s.y0 && row < s.y1 && rest + 8 > 3 * s.x0 && rest < 3 * s.x1) {
-            u32 loaded[4];
+        if (MIX != 0 && s.boxed && row >= s.y0 && row < s.y1 && rest + 8 > 3 * s.x0 && rest < 3 * s.x1) {
             fetch_bytes(loaded, other, s.other_flip, flat, rest, channel, row_bytes);
             uint2 inside = sort_bytes(loaded, s.other_flip, channel);
             u32 patch[2] = {inside.x, inside.y};
@@ -376,8 +379,7 @@ __device__ __forceinline__ void stream_flat(const Batch& in, const Source& s, u1
 #pragma unroll
         for (int i = 0; i < 8; i++)
             x[i] = byte_to_float(word[i / 4], i % 4);
-        if (s.mixed) {
-            u32 loaded[4];
+        if (MIX != 0 && s.mixed) {
             fetch_bytes(loaded, other, s.other_flip, flat, rest, channel, row_bytes);
             uint2 second = sort_bytes(loaded, s.other_flip, channel);
             u32 mix[2] = {second.x, second.y};
@@ -429,10 +431,10 @@ __device__ __forceinline__ void find_band(int& from, int& to, int first, int spa
     to = to < end ? to : end;
 }
 
-__device__ __forceinline__ float add_lanes(float value)
+template <int LANES> __device__ __forceinline__ float add_lanes(float value)
 {
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
+    for (int offset = LANES / 2; offset > 0; offset /= 2)
         value += __shfl_xor_sync(0xFFFFFFFFu, value, offset);
     return value;
 }
@@ -444,30 +446,34 @@ __device__ __forceinline__ void make_kernel(float* whole, float* work, float sig
     float* h = work;                     // h[m], m <= N, without the norm
     float* cosine = h + size + 1;        // cos(πj/N), j < 2N
     float* spectrum = cosine + 2 * size; // ε_k exp(-(σπk/N)²/2) / 2N, k <= N
-    int threads = blockDim.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int j = threadIdx.x; j < 2 * size; j += threads)
-        cosine[j] = cospif((float)j / (float)size);
-    for (int k = threadIdx.x; k <= size; k += threads) {
-        float x = sigma * PI * (float)k / (float)size;
-        spectrum[k] = expf(-0.5f * x * x) * ((k == 0 || k == size ? 0.5f : 1.0f) / (float)size);
+    float inverse = 1.0f / (float)size;
+    for (int j = threadIdx.x; j < 2 * size; j += THREADS)
+        cosine[j] = cospif(HALVES == 2 ? (float)j / (float)size : (float)j * inverse); // float32 shows the difference
+    for (int k = threadIdx.x; k <= size; k += THREADS) {
+        float x = sigma * (PI * inverse) * (float)k;
+        spectrum[k] = expf(-0.5f * x * x) * (k == 0 || k == size ? 0.5f * inverse : inverse);
     }
     __syncthreads();
     // exp(-21) = 8e-10: what follows is nothing in float32.
     float cut = ceilf(6.5f * (float)size / (sigma * PI));
     int terms = cut < (float)size ? (int)cut : size;
-    // k m modulo 2N, by additions: from one m of the warp to the next, and from one k of the lane to the next.
-    int warps = threads / 32, period = 2 * size;
-    int start = lane * warp % period, start_step = lane * warps % period;
-    int step = 32 * warp % period, step_step = 32 * warps % period;
-    for (int m = warp; m <= reach; m += warps) {
+    // Eight lanes a sum: with more, there would be more to add up at the end; with fewer, less at the same time.
+    // k m modulo 2N, by additions: from one m of the lanes to the next, and from one k of a lane to the next.
+    const int lanes = 8, groups = THREADS / lanes;
+    int period = 2 * size, lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+    int start = lane * group % period, start_step = lane * groups % period;
+    int step = lanes * group % period, step_step = lanes * groups % period;
+    for (int m = group; m - group <= reach; m += groups) {
         float sum = 0.0f;
-        for (int k = lane, place = start; k <= terms; k += 32) {
-            sum = fmaf(spectrum[k], cosine[place], sum);
-            place += step;
-            place -= place >= period ? period : 0;
-        }
-        sum = add_lanes(sum);
-        if (lane == 0)
+        if (m <= reach)
+#pragma unroll 4
+            for (int k = lane, place = start; k <= terms; k += lanes) {
+                sum = fmaf(spectrum[k], cosine[place], sum);
+                place += step;
+                place -= place >= period ? period : 0;
+            }
+        sum = add_lanes<lanes>(sum);
+        if (lane == 0 && m <= reach)
             h[m] = sum;
         start += start_step;
         start -= start >= period ? period : 0;
@@ -477,12 +483,12 @@ __device__ __forceinline__ void make_kernel(float* whole, float* work, float sig
     __syncthreads();
     // The period 2N holds h[0] and h[N] once, all others twice.
     float total = 0.0f;
-    for (int m = lane; m <= reach; m += 32)
+    for (int m = threadIdx.x % 32; m <= reach; m += 32)
         total += m == 0 || m == size ? h[m] : 2.0f * h[m];
-    float norm = 1.0f / add_lanes(total);
+    float norm = 1.0f / add_lanes<32>(total);
     // h is even and has period 2N.
     int padded = round_up(size, 32);
-    for (int i = threadIdx.x; i <= 3 * padded + 1; i += threads) {
+    for (int i = threadIdx.x; i <= 3 * padded + 1; i += THREADS) {
         int m = i < padded ? padded - i : i - padded;
         m = m >= period ? (m - period) % period : m;
         m = m > size ? period - m : m;
@@ -502,14 +508,15 @@ __device__ __forceinline__ u32 pack_rest(float x, float y, u32 high)
 // 8q + p, 8q + p + 4.
 #define PAIR 4
 
-// A[i, j] and A[i, j + PAIR] as float16: all of it, or the high and the low halves.
-__device__ __forceinline__ void matrix_pair(u32 (&pair)[HALVES], const u32* table, int i, int j)
+// A[i, j] and A[i, j + PAIR] as float16, all of it or the high and the low halves, from the places of h[j - i] and of
+// h[i + j + 1] in the table.
+__device__ __forceinline__ void matrix_pair(u32 (&pair)[HALVES], const u32* apart, const u32* mirrored)
 {
 #if HALVES == 1
-    pair[0] = add_halves(table[j - i], table[i + j + 1]);
+    pair[0] = add_halves(*apart, *mirrored);
 #else
-    float x = bits_to_float(table[j - i]) + bits_to_float(table[i + j + 1]);
-    float y = bits_to_float(table[j - i + PAIR]) + bits_to_float(table[i + j + 1 + PAIR]);
+    float x = bits_to_float(*apart) + bits_to_float(*mirrored);
+    float y = bits_to_float(apart[PAIR]) + bits_to_float(mirrored[PAIR]);
     pair[0] = pack_half(x, y);
     pair[1] = pack_rest(x, y, pair[0]);
 #endif
@@ -563,9 +570,11 @@ __device__ __forceinline__ void load_pixels(u32 (&b)[HALVES][4][2], const Batch&
     u32 words[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int row = min(k + 2 * q + i % 2 + 8 * (i / 2), in.height - 1);
-        words[i] = *(const u32*)(chunk + (u64)(u32)row * (u32)in.row_stride);
-        if (s.boxed)
+        int row = k + 2 * q + i % 2 + 8 * (i / 2);
+        if (HEIGHT % 16 != 0)
+            row = min(row, HEIGHT - 1);
+        words[i] = *(const u32*)(chunk + (u32)row * (3 * WIDTH));
+        if (MIX != 0 && s.boxed)
             words[i] = patch_word(words[i], in, s, flip, w, row, column + 4 * g);
     }
 #pragma unroll
@@ -600,7 +609,7 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
     int matrix_offset, int table_offset, bool channels_last)
 {
     int height = in.height, width = in.width;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, q = lane % 4;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = THREADS / 32, g = lane / 4, q = lane % 4;
     // Rows are 16 bytes (modulo 32) apart, so that the eight rows of a matrix lie in different banks.
     int pitch = round_up(width, 32) + 8, depth = round_up(height, 16) + 8;
     u16* t = (u16*)shared;                         // T[half][channel][row][column]
@@ -629,7 +638,7 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
         make_kernel(whole, work, sigma, width, reach);
     }
     int before = round_up(width, 32);
-    for (int i = threadIdx.x; i < 3 * before; i += blockDim.x) {
+    for (int i = threadIdx.x; i < 3 * before; i += THREADS) {
         float next = i + PAIR < 3 * before ? whole[i + PAIR] : 0.0f;
         table[i] = HALVES == 1 ? pack_half(whole[i], next) : __float_as_uint(whole[i]);
     }
@@ -639,12 +648,12 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
     // Product 1.
     for (int column = 32 * warp; column < width; column += 32 * warps)
 #pragma unroll 1
-        for (int pass = 0; pass < (FAST && s.mixed ? 2 : 1); pass++) {
+        for (int pass = 0; pass < (FAST && MIX != 0 && s.mixed ? 2 : 1); pass++) {
             bool second = pass == 1, flip = FAST && (second ? s.other_flip : s.own_flip);
-            float weight = !FAST ? 1.0f : second ? 1.0f - s.weight : s.weight;
+            float weight = !FAST || MIX == 0 ? 1.0f : second ? 1.0f - s.weight : s.weight;
             // What stands in for pixels past the end of the row must not count.
-            weight = FAST && column + 8 * q >= width ? 0.0f : weight;
-#pragma unroll 1
+            weight = FAST && WIDTH % 32 != 0 && column + 8 * q >= width ? 0.0f : weight;
+#pragma unroll
             for (int w = 0; w < CHANNELS; w++) {
 #if FAST
                 const byte* chunk = in.images + (second ? s.other : s.own)
@@ -704,12 +713,6 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
 
     // Product 2, 16 rows at a time: sums of all would take twice the registers.
     int channel = FAST ? 0 : (int)blockIdx.y;
-    float scales[CHANNELS], biases[CHANNELS];
-#pragma unroll
-    for (int c = 0; c < CHANNELS; c++) {
-        scales[c] = scale[channel + c];
-        biases[c] = bias[channel + c];
-    }
     for (int column = 32 * warp; column < width; column += 32 * warps)
 #pragma unroll 1
         for (int top = 0; top < ROWS; top += 16) {
@@ -722,17 +725,20 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
                     for (int i = 0; i < 4; i++)
                         sum[c][n][i] = 0.0f;
             find_band(from, to, column, 32, reach, width, 32);
-#pragma unroll 2
-            for (int k = from; k < to; k += 16) {
+            const u16* rows = t + (top + lane % 16) * pitch + lane / 16 * 8;
+            int pixel = column + 4 * (g & ~1) + (g & 1);
+#pragma unroll 1
+            for (int k = from, place = from + 8 * q; k < to; k += 16, place += k & 16 ? 2 : 30) {
                 // Tile n of columns 2q, 2q + 1 is pixels 8q + 2n, 8q + 2n + 1: over n, eight adjacent pixels.
+                const u32* apart = table + (place - pixel);
+                const u32* mirrored = table + (place + pixel + 1);
                 u32 b[HALVES][4][2];
 #pragma unroll
                 for (int n = 0; n < 4; n++)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         u32 pair[HALVES];
-                        matrix_pair(pair, table, column + 4 * (g & ~1) + 2 * n + (g & 1),
-                            (k & ~31) + 8 * q + (k & 16) / 8 + i);
+                        matrix_pair(pair, apart + (i - 2 * n), mirrored + (i + 2 * n));
 #pragma unroll
                         for (int half = 0; half < HALVES; half++)
                             b[half][n][i] = pair[half];
@@ -742,8 +748,7 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
 #pragma unroll
                     for (int half = 0; half < HALVES; half++) {
                         u32 a[4];
-                        int row = (half * CHANNELS + c) * ROWS + top + lane % 16;
-                        load_matrices(a, t + row * pitch + k + lane / 16 * 8);
+                        load_matrices(a, rows + (half * CHANNELS + c) * ROWS * pitch + k);
 #pragma unroll
                         for (int n = 0; n < 4; n++) {
                             multiply_add(sum[c][n], a, b[0][n]);
@@ -751,6 +756,13 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
                                 multiply_add(sum[c][n], a, b[HALVES - 1][n]);
                         }
                     }
+            }
+            // Only now: in the loop their registers are needed.
+            float scales[CHANNELS], biases[CHANNELS];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c++) {
+                scales[c] = scale[channel + c];
+                biases[c] = bias[channel + c];
             }
             int left = column + 8 * q;
 #pragma unroll
@@ -796,9 +808,10 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
         }
 }
 
-// Grid: (batch * ceil(height / ROWS), FAST ? 1 : channels); block: whole warps, at most 256 threads.
-// Dynamic shared memory: T (or what make_kernel needs, if that is larger), A_H, the table of A_W.
-extern "C" __global__ void __launch_bounds__(256, RESIDENT) batch_tail(const byte* images, void* out,
+// Grid: (batch * ceil(height / ROWS), channels), or, if FAST, (..., 2): first the blocks of blurred images, which take
+// longest, so that the others fill the gaps they leave at the end; without roles (..., 1). Block: whole warps.
+// Dynamic shared memory: T (or what make_kernel or stream_flat needs, if that is larger), A_H, the table of A_W.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_tail(const byte* images, void* out,
     const float* scale_bias, const byte* flip, const i64* partner, const float* lam, const int* box,
     const signed char* role, const float* temperature, const i64* index, int batch, int channels, int height, int width,
     int type, i64 image_stride, i64 row_stride, i64 column_stride, i64 channel_stride, i64 out_image_stride,
@@ -806,15 +819,30 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) batch_tail(const byt
     float log_sigma_min, float log_sigma_max, int matrix_offset, int table_offset, int channels_last)
 {
     extern __shared__ uint4 shared[];
+#if FAST
+    height = HEIGHT;
+    width = WIDTH;
+    channels = 3;
+    row_stride = 3 * WIDTH;
+    column_stride = 3;
+    channel_stride = 1;
+    if (channels_last) {
+        out_row_stride = 3 * WIDTH;
+        out_column_stride = 3;
+        out_channel_stride = 1;
+    }
+#endif
     int tiles = (height + ROWS - 1) / ROWS;
     i64 image = blockIdx.x / tiles;
+    int what = role ? role[image] : CLEAN;
+    if (FAST && role && (what == BLUR) != (blockIdx.y == 0))
+        return;
     int first = (int)(blockIdx.x % tiles) * ROWS;
     Batch in = {images, image_stride, row_stride, column_stride, channel_stride, type, batch, channels, height, width,
         flip, partner, lam, box};
     Source s = find_source(in, image);
     const float* bias = scale_bias + channels;
     i64 out_image = image * out_image_stride;
-    int what = role ? role[image] : CLEAN;
     if (what == BLUR) {
         float t = temperature[image];
         float sigma = expf((1.0f - t) * log_sigma_min + t * log_sigma_max);
@@ -833,7 +861,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) batch_tail(const byt
     int last = first + ROWS < height ? first + ROWS : height;
 #if FAST
     if (channels_last) {
-        stream_flat(in, s, (u16*)out + out_image, first, last, scale_bias, bias, noise);
+        stream_flat(in, s, (u16*)out + out_image, first, last, scale_bias, bias, noise, (byte*)shared);
         return;
     }
 #endif

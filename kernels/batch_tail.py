@@ -9,14 +9,15 @@ Every image of the batch has its own parameters, in this order:
 4. by its role, nothing, noise by the cosine schedule (paper, equation 4) or blur by the heat equation (equations 5, 6).
 
 The parameters are explicit: drawing them is left to other functions, so any batch can be repeated. This file holds the
-checks, the definition in plain torch, and the choice of a backend.
+checks, the definition in plain torch, and the choice of a backend. Code that is being compiled sees one operator,
+``fastmoll::batch_tail``, which runs the same eager code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from fastmoll.kernels.checks import (
     installed,
 )
 from fastmoll.kernels.cosine_noise import cosine_noise
-from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE
+from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE, SEED_OFFSET, as_int64
 from fastmoll.kernels.heat_blur import heat_blur, resolve_scales
 from fastmoll.kernels.philox import EPOCH_BITS, INDEX_BITS
 
@@ -93,7 +94,7 @@ def batch_tail(
     t: Tensor | None = None,
     index: Tensor | None = None,
     seed: int = 0,
-    epoch: int = 0,
+    epoch: int | Tensor = 0,
     sigma_min: float = 0.3,
     sigma_max: float | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -106,6 +107,9 @@ def batch_tail(
     :func:`fastmoll.kernels.cosine_noise.cosine_noise`). The arithmetic is float32 and rounded once, at the end; for
     outputs in half precision the fused backends multiply float16 operands in the blur and sum them in float32, so
     floating-point images beyond 65504, float16's largest number, overflow there, also if the output is bfloat16.
+
+    ``torch.compile`` takes it as one operator, whatever the backend. A second value of ``seed`` or of an int ``epoch``
+    compiles once more, for all values; a tensor ``epoch`` does not.
 
     Args:
         images: uint8 ``(B, H, W, 3)``, as decoders give them, or float16, bfloat16 or float32 ``(B, C, H, W)``; any
@@ -123,14 +127,13 @@ def batch_tail(
         t: temperatures, float32 ``(B,)`` in [0, 1]; given with ``role`` or not at all.
         index: sample ids, integer ``(B,)``, in [0, 2^48); default ``0 ... B-1``.
         seed: int in [0, 2^64).
-        epoch: int in [0, 2^24).
+        epoch: int in [0, 2^24), or an int64 scalar tensor on the CPU.
         sigma_min: blur scale at ``t = 0``, in pixels, positive.
         sigma_max: blur scale at ``t = 1``, in pixels, at least ``sigma_min``; default: the width ``W``, or
             ``sigma_min`` for images narrower than that.
         dtype: of the result: bfloat16, float16 or float32.
         memory_format: of the result: ``torch.channels_last`` or ``torch.contiguous_format``.
-        backend: ``"torch"``, ``"triton"`` or ``"cupy"``; ``"auto"`` takes Triton for images on a CUDA device that are
-            not larger than the fused kernels allow, plain torch for all others.
+        backend: ``"torch"``, ``"triton"`` or ``"cupy"``; ``"auto"`` see :func:`choose_backend`.
 
     Returns:
         A new tensor ``(B, C, H, W)`` of ``dtype`` in ``memory_format``, on images' device.
@@ -140,28 +143,75 @@ def batch_tail(
             grad; before anything is computed. The *values* of tensors on a GPU are not looked at, which would stall
             the host in every step: there, partners and boxes outside the batch or the image are clamped to it.
     """
-    tail = check_tail(
+    options: dict[str, Any] = {
+        "mean": mean,
+        "std": std,
+        "sigma_min": sigma_min,
+        "sigma_max": sigma_max,
+        "dtype": dtype,
+        "backend": backend,
+    }
+    if not torch.compiler.is_compiling():
+        tensors: dict[str, Any] = {
+            "flip": flip,
+            "partner": partner,
+            "lam": lam,
+            "box": box,
+            "role": role,
+            "t": t,
+            "index": index,
+        }
+        return _run(images, **tensors, seed=seed, epoch=epoch, memory_format=memory_format, **options)
+    if images.dtype != torch.uint8:
+        check_images("images", images)
+    _check_format(memory_format)
+    result: Tensor = _operator(
         images,
-        mean=mean,
-        std=std,
-        flip=flip,
-        partner=partner,
-        lam=lam,
-        box=box,
-        role=role,
-        t=t,
-        index=index,
-        seed=seed,
-        epoch=epoch,
-        sigma_min=sigma_min,
-        sigma_max=sigma_max,
-        dtype=dtype,
-        memory_format=memory_format,
+        flip,
+        partner,
+        lam,
+        box,
+        role,
+        t,
+        index,
+        epoch if isinstance(epoch, Tensor) else None,
+        epoch=0 if isinstance(epoch, Tensor) else epoch,
+        seed=as_int64(seed),
+        channels_last=memory_format == torch.channels_last,
+        **options,
     )
+    return result
+
+
+def choose_backend(images: Tensor, height: int, width: int, dtype: torch.dtype) -> str:
+    """What ``backend="auto"`` stands for.
+
+    On a GPU, for uint8 pixels that become half precision (width a multiple of 8), the CUDA C++ where CuPy works: on an
+    H200 it takes less than half of Triton's time. Triton for all other images on a GPU; torch on the CPU, and for images
+    that the fused kernels do not take.
+
+    Args:
+        images: as :func:`batch_tail` takes them.
+        height: pixels.
+        width: pixels.
+        dtype: of the result.
+    """
+    if not images.is_cuda or max(height, width) > SIZE_LIMIT or images.dtype == torch.float64:
+        return "torch"
+    if images.dtype == torch.uint8 and dtype != torch.float32 and width % 8 == 0 and installed("cupy"):
+        from fastmoll.kernels.cuda_toolchain import usable
+
+        if usable(images.get_device()):
+            return "cupy"
+    return "triton" if installed("triton") else "torch"
+
+
+def _run(images: Tensor, *, backend: str, **options: Any) -> Tensor:
+    tail = check_tail(images, **options)
     check_choice("backend", backend, BACKENDS)
     fits = max(tail.height, tail.width) <= SIZE_LIMIT
     if backend == "auto":
-        backend = "triton" if images.is_cuda and fits and installed("triton") else "torch"
+        backend = choose_backend(images, tail.height, tail.width, tail.dtype)
     if backend != "torch" and not fits:
         raise ValueError(
             f"images must be at most {SIZE_LIMIT} pixels high and wide for backend {backend!r}, "
@@ -169,7 +219,7 @@ def batch_tail(
         )
     if tail.batch == 0:
         shape = (0, tail.channels, tail.height, tail.width)
-        return torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
+        return torch.empty(shape, dtype=tail.dtype, device=images.device, memory_format=tail.memory_format)
     # Imported here: Triton and CuPy take seconds to load, and not every machine has them.
     if backend == "triton":
         from fastmoll.kernels.batch_tail_triton import batch_tail_triton
@@ -181,6 +231,57 @@ def batch_tail(
         return batch_tail_cupy(tail)
     with torch.no_grad():
         return batch_tail_torch(tail, compiled=True)
+
+
+# CUDA graphs leave it out: backends look at the host's numbers, and the torch backend at the device's.
+@torch.library.custom_op("fastmoll::batch_tail", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _operator(
+    images: Tensor,
+    flip: Tensor | None,
+    partner: Tensor | None,
+    lam: Tensor | None,
+    box: Tensor | None,
+    role: Tensor | None,
+    t: Tensor | None,
+    index: Tensor | None,
+    epoch_tensor: Tensor | None,
+    *,
+    epoch: int,
+    seed: int,
+    channels_last: bool,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    sigma_min: float,
+    sigma_max: float | None,
+    dtype: torch.dtype,
+    backend: str,
+) -> Tensor:
+    return _run(
+        images,
+        flip=flip,
+        partner=partner,
+        lam=lam,
+        box=box,
+        role=role,
+        t=t,
+        index=index,
+        epoch=epoch if epoch_tensor is None else epoch_tensor,
+        seed=seed + SEED_OFFSET,
+        memory_format=FORMATS[not channels_last],
+        mean=mean,
+        std=std,
+        sigma_min=sigma_min,
+        sigma_max=sigma_max,
+        dtype=dtype,
+        backend=backend,
+    )
+
+
+@_operator.register_fake
+def _(images: Tensor, *_: Tensor | None, channels_last: bool, dtype: torch.dtype, **__: Any) -> Tensor:
+    batch, *size = images.shape
+    shape = (batch, size[2], size[0], size[1]) if images.dtype == torch.uint8 else images.shape
+    return torch.empty(shape, dtype=dtype, device=images.device, memory_format=FORMATS[not channels_last])
 
 
 def check_tail(
@@ -196,7 +297,7 @@ def check_tail(
     t: Tensor | None,
     index: Tensor | None,
     seed: int,
-    epoch: int,
+    epoch: int | Tensor,
     sigma_min: float,
     sigma_max: float | None,
     dtype: torch.dtype,
@@ -241,7 +342,7 @@ def check_tail(
         check_tensor("role", role, (batch,), (torch.int8,), device)
         check_tensor("t", t, (batch,), (torch.float32,), device)
     check_integer("seed", seed, 0, 2**64)
-    check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
+    epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
     if index is not None:
         check_tensor("index", index, (batch,), INTEGER, device)
         index = index.long()
@@ -267,8 +368,7 @@ def check_tail(
     sigma_min, sigma_max = resolve_scales(sigma_min, sigma_max, width)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
-    if memory_format not in FORMATS:
-        raise ValueError(f"memory_format must be one of {', '.join(map(str, FORMATS))}, got {memory_format}")
+    _check_format(memory_format)
     return Tail(
         images=images.detach(),
         batch=batch,
@@ -293,13 +393,18 @@ def check_tail(
     )
 
 
+def _check_format(memory_format: torch.memory_format) -> None:
+    if memory_format not in FORMATS:
+        raise ValueError(f"memory_format must be one of {', '.join(map(str, FORMATS))}, got {memory_format}")
+
+
 def batch_tail_torch(tail: Tail, *, compiled: bool = False) -> Tensor:
     """The definition, in plain torch: float32, rounded once at the end. Waits for the device if that is a GPU.
 
     Args:
         tail: the checked arguments.
-        compiled: mollify with :func:`fastmoll.kernels.mollify_cpu.mollify_cpu` if the images are on the CPU, Numba is
-            installed and no compiler is tracing: the same to 1e-5 for standardised images, and several times faster.
+        compiled: mollify with :func:`fastmoll.kernels.mollify_cpu.mollify_cpu` if the images are on the CPU and Numba
+            is installed: the same to 1e-5 for standardised images, and several times faster.
     """
     images = tail.images
     x = images.permute(0, 3, 1, 2).float() / 255.0 if images.dtype == torch.uint8 else images.float()
@@ -318,23 +423,22 @@ def batch_tail_torch(tail: Tail, *, compiled: bool = False) -> Tensor:
             column = torch.arange(tail.width, device=x.device)
             x = torch.where((row >= y0) & (row < y1) & (column >= x0) & (column < x1), other, x)
     if tail.role is not None and tail.t is not None and tail.index is not None:
-        if compiled and x.device.type == "cpu" and not torch.compiler.is_compiling():
-            if installed("numba"):
-                from fastmoll.kernels import mollify_cpu
+        if compiled and x.device.type == "cpu" and installed("numba"):
+            from fastmoll.kernels import mollify_cpu
 
-                # In place: standardisation has made x, whatever the images were.
-                mollify_cpu.mollify_cpu(
-                    x,
-                    tail.role,
-                    tail.t,
-                    seed=tail.seed,
-                    epoch=tail.epoch,
-                    index=tail.index,
-                    sigma_min=tail.sigma_min,
-                    sigma_max=tail.sigma_max,
-                    out=x,
-                )
-                return _finish(x, tail)
+            # In place: standardisation has made x, whatever the images were.
+            mollify_cpu.mollify_cpu(
+                x,
+                tail.role,
+                tail.t,
+                seed=tail.seed,
+                epoch=tail.epoch,
+                index=tail.index,
+                sigma_min=tail.sigma_min,
+                sigma_max=tail.sigma_max,
+                out=x,
+            )
+            return _finish(x, tail)
         t = torch.where(tail.role == PURE_NOISE, 1.0, tail.t)
         noised = torch.isin(tail.role, torch.tensor((NOISE, PURE_NOISE), device=x.device)).nonzero().squeeze(1)
         blurred = (tail.role == BLUR).nonzero().squeeze(1)

@@ -42,7 +42,7 @@ class Launch:
     keep: tuple[Tensor, ...]
 
 
-def batch_tail_cupy(tail: Tail, *, rows: Sequence[int] = (32, 16), resident: int = 2) -> Tensor:
+def batch_tail_cupy(tail: Tail, *, rows: Sequence[int] = (32, 16), resident: int = 3) -> Tensor:
     """Compute :func:`fastmoll.kernels.batch_tail.batch_tail` in one launch on torch's current stream.
 
     Args:
@@ -112,7 +112,7 @@ def _to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (32, 16), resident: int = 2) -> Launch:
+def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (32, 16), resident: int = 3) -> Launch:
     """Lay out the launch that fills ``out``.
 
     Args:
@@ -120,7 +120,8 @@ def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (3
         out: ``(B, C, H, W)`` of the dtype and memory format asked for, on images' device.
         shared_limit: bytes of shared memory that a block may have on the device, at least 99 KiB.
         rows: rows of a block, multiples of 16; the first that fits is taken.
-        resident: blocks that shall fit the registers of a multiprocessor.
+        resident: blocks of 256 threads whose registers shall fit a multiprocessor beside each other, if the kernel is a
+            fast one and shared memory has room for them.
     """
     images = tail.images
     pixels = images.dtype == torch.uint8
@@ -139,18 +140,23 @@ def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (3
     # Three fast kernels for three kinds of batch; the slow ones decide as they go.
     mix = 3 if not fast else 0 if tail.partner is None else 1 if tail.lam is not None else 2
     groups = -(-tail.width // 32)
-    warps = max(4, -(-groups // -(-groups // 8)))
-    # Shared memory as batch_tail.cu has it: T, or h and what it is made with; A_H; the table of A_W.
+    threads = 32 * max(4, -(-groups // -(-groups // 8)))
+    # Shared memory as batch_tail.cu has it: T, or h and what it is made with, or pixels; A_H; the table of A_W.
     halves = 1 if output else 2
     longest = max(tail.height, tail.width)
     work = 4 * (3 * 32 * -(-longest // 32) + 2 + 4 * longest + 2)
     table = 4 * 3 * 32 * groups
     for height in rows:
-        matrix_offset = max(halves * (3 if fast else 1) * height * (32 * groups + 8) * 2, -(-work // 16) * 16)
+        stage = fast * (2 if mix else 1) * height * row_stride
+        product = halves * (3 if fast else 1) * height * (32 * groups + 8) * 2
+        matrix_offset = max(product, -(-max(work, stage) // 16) * 16)
         table_offset = matrix_offset + halves * height * (-(-tail.height // 16) * 16 + 8) * 2
-        shared = 0 if tail.role is None else table_offset + table
+        shared = stage if tail.role is None else table_offset + table
         if shared <= shared_limit:
             break
+    # A multiprocessor has 1 KiB more than a block may ask for, and every block takes 1 KiB beside what it asks for.
+    room = (shared_limit + 1024) // (shared + 1024)
+    resident = max(2, min(resident * 256 // threads, room)) if fast else 2
 
     parameters = [
         _scale_bias(tail.mean, tail.std, pixels, images.device),
@@ -178,10 +184,13 @@ def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (3
             ("FAST", int(fast)),
             ("MIX", mix),
             ("ROWS", height),
+            ("THREADS", threads),
             ("RESIDENT", resident),
+            ("HEIGHT", tail.height if fast else 0),
+            ("WIDTH", tail.width if fast else 0),
         ),
-        grid=(tail.batch * -(-tail.height // height), 1 if fast else tail.channels),
-        threads=32 * warps,
+        grid=(tail.batch * -(-tail.height // height), (1 if tail.role is None else 2) if fast else tail.channels),
+        threads=threads,
         shared=shared,
         arguments=arguments,
         keep=keep,

@@ -448,16 +448,26 @@ _SINGLE: Final = Blocks(
     across={"BM": 64, "BN": 32, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 2},
     down={"BM": 64, "BN": 64, "BK": 32, "BLOCK": 1024, "num_warps": 8, "num_stages": 2},
 )
+# Measured on an H200, by bench/tune.py, at 32, 224 and 384 pixels.
 _HALF: Final = Blocks(
-    prepare={"ROWS": 16, "num_warps": 8},
-    across={"BM": 64, "BN": 64, "BK": 32, "BLOCK": 1024, "num_warps": 8, "num_stages": 3},
-    down={"BM": 64, "BN": 128, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 4},
+    prepare={"ROWS": 16, "num_warps": 4},
+    across={"BM": 64, "BN": 64, "BK": 32, "BLOCK": 2048, "num_warps": 8, "num_stages": 3},
+    down={"BM": 64, "BN": 64, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 4},
 )
+_HALF_SMALL: Final = Blocks(
+    prepare=_HALF.prepare,
+    across={"BM": 32, "BN": 64, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 3},
+    down={"BM": 32, "BN": 128, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 4},
+)
+_SMALL: Final = 32
+"""Pixels: images up to this height fit half the blocks of all others."""
 
 
 def blocks_for(tail: Tail) -> Blocks:
     """The blocks that were found to be the fastest."""
-    return _SINGLE if tail.dtype == torch.float32 else _HALF
+    if tail.dtype == torch.float32:
+        return _SINGLE
+    return _HALF_SMALL if tail.height <= _SMALL else _HALF
 
 
 @functools.lru_cache(maxsize=32)

@@ -106,6 +106,16 @@ def shared_limit(device: int) -> int:
 
 
 @functools.cache
+def usable(device: int) -> bool:
+    """Whether :func:`load_kernel` can work on a CUDA device."""
+    try:
+        check_installation()
+    except (ImportError, RuntimeError):
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST
+
+
+@functools.cache
 def check_installation() -> None:
     """Check, once, at the first use of a GPU, that CuPy, NVRTC, torch and the driver can work together.
 

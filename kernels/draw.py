@@ -27,6 +27,21 @@ LOGIT_LIMIT: Final = 33.0 * math.log(2.0)
 """Half width of the quantile table: past the logit of the smallest uniform number, ``2^-33``."""
 
 
+SEED_OFFSET: Final = 2**63
+
+
+def as_int64(seed: int) -> int:
+    """A seed less ``SEED_OFFSET``, as operators take it: their numbers have 64 bits and a sign.
+
+    Raises:
+        ValueError: ``seed`` is outside [0, 2^64).
+    """
+    # Compared here: `operator.index` in `check_integer` would have each value of a seed compiled anew.
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be an integer in [0, {2**64}), got {seed}")
+    return seed - SEED_OFFSET
+
+
 def role_thresholds(roles: Sequence[float]) -> tuple[int, int, int]:
     """The 32-bit words at which noise, blur and pure noise begin.
 

@@ -2,7 +2,8 @@
 
 What :func:`fastmoll.kernels.draw.draw`, :func:`fastmoll.kernels.soft_labels.label_decay` and
 :func:`fastmoll.kernels.soft_labels.soft_labels` compute, for batches whose sample ids are on the device. A program
-belongs to one image: it draws (in float64, for a handful of numbers) and then writes the row of its label.
+belongs to one image: it draws (in float64, for a handful of numbers) and then writes the row of its label. Code that is
+being compiled sees one operator, ``fastmoll::draw_batch``, which runs the same eager code.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -10,7 +11,7 @@ belongs to one image: it draws (in float64, for a handful of numbers) and then w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,7 +28,7 @@ from fastmoll.kernels.checks import (
     check_tensor,
     check_values,
 )
-from fastmoll.kernels.draw import LOGIT_LIMIT, check_beta, role_thresholds
+from fastmoll.kernels.draw import LOGIT_LIMIT, SEED_OFFSET, as_int64, check_beta, role_thresholds
 from fastmoll.kernels.philox import EPOCH_BITS, check_key
 from fastmoll.kernels.philox_triton import on_device, signed
 from fastmoll.kernels.soft_labels import KINDS
@@ -128,11 +129,11 @@ def _draw(
     if NODES == 0:
         t = 1.0 - _power(rest, INVERSE_B)
     else:
-        place = ((tl.log(u) - tl.log(rest)) / LIMIT + 1.0) * (0.5 * (NODES - 1))
-        below = tl.minimum(tl.maximum(place.to(tl.int32), 0), NODES - 2)
+        node = ((tl.log(u) - tl.log(rest)) / LIMIT + 1.0) * (0.5 * (NODES - 1))
+        below = tl.minimum(tl.maximum(node.to(tl.int32), 0), NODES - 2)
         left = tl.load(table_ptr + below)
         right = tl.load(table_ptr + below + 1)
-        t = left + tl.minimum(tl.maximum(place - below, 0.0), 1.0) * (right - left)
+        t = left + tl.minimum(tl.maximum(node - below, 0.0), 1.0) * (right - left)
     t = tl.where(role == 0, 0.0, tl.where(role == 3, 1.0, t)).to(tl.float32)
     tl.store(role_ptr + row, role.to(tl.int8))
     tl.store(t_ptr + row, t)
@@ -177,7 +178,7 @@ def _draw(
 
 def draw_batch(
     index: Tensor,
-    epoch: int = 0,
+    epoch: int | Tensor = 0,
     *,
     seed: int = 0,
     roles: Sequence[float] = (1.0, 1.0, 1.0),
@@ -197,7 +198,8 @@ def draw_batch(
 
     Args:
         index: sample ids, integer ``(B,)``, in [0, 2^48).
-        epoch: int in [0, 2^24).
+        epoch: int in [0, 2^24), or an int64 scalar tensor on the CPU: compiled code then has one number less to be
+            compiled for.
         seed: int in [0, 2^64).
         roles: weights of clean, noise, blur and, optionally, pure noise.
         beta: ``(a, b)`` of the temperature's distribution, both positive.
@@ -221,16 +223,53 @@ def draw_batch(
     Raises:
         ValueError: an argument outside the ranges above.
     """
+    options: dict[str, Any] = {
+        "roles": roles,
+        "beta": beta,
+        "k_noise": k_noise,
+        "k_blur": k_blur,
+        "num_classes": num_classes,
+        "kind": kind,
+        "dense": dense,
+        "validate": validate,
+    }
+    if not torch.compiler.is_compiling():
+        return _run(index, epoch, quantiles, labels, partner, lam, seed=seed, **options)
+    whole, counter = (0, epoch) if isinstance(epoch, Tensor) else (epoch, None)
+    drawn = _operator(index, counter, quantiles, labels, partner, lam, epoch=whole, seed=as_int64(seed), **options)
+    role, t, gamma, other, target = drawn
+    has_other = labels is not None and labels.dim() == 1 and partner is not None
+    return Draw(role, t, gamma, other if has_other else None, target if labels is not None and dense else None)
+
+
+def _run(
+    index: Tensor,
+    epoch: int | Tensor,
+    quantiles: Tensor | None,
+    labels: Tensor | None,
+    partner: Tensor | None,
+    lam: Tensor | None,
+    *,
+    seed: int,
+    roles: Sequence[float],
+    beta: tuple[float, float],
+    k_noise: float,
+    k_blur: float,
+    num_classes: int | None,
+    kind: str,
+    dense: bool,
+    validate: bool,
+) -> Draw:
     thresholds = role_thresholds(roles)
     a, b = check_beta(beta)
     k_noise = check_number("k_noise", k_noise, at_least=0.0)
     k_blur = check_number("k_blur", k_blur, at_least=0.0)
     check_choice("kind", kind, KINDS)
+    epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
     if validate:
         check_key(seed, epoch, index)
     else:
         check_integer("seed", seed, 0, 2**64)
-        check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
         check_tensor("index", index, (None,), INTEGER, None)
     device, batch = index.device, len(index)
     nodes = 0
@@ -266,7 +305,8 @@ def draw_batch(
             check_values("lam", lam, (lam >= 0) & (lam <= 1), "lie in [0, 1]")
 
     role = torch.empty(batch, dtype=torch.int8, device=device)
-    t, gamma = torch.empty(2, batch, dtype=torch.float32, device=device)
+    t = torch.empty(batch, dtype=torch.float32, device=device)
+    gamma = torch.empty_like(t)
     mixed = partner is not None
     soft = labels is not None and labels.dim() == 2
     other = torch.empty(batch, dtype=torch.int64, device=device) if mixed and not soft else None
@@ -304,3 +344,67 @@ def draw_batch(
                 num_warps=1 if target is None else 4,
             )
     return Draw(role, t, gamma, other, target)
+
+
+@torch.library.custom_op("fastmoll::draw_batch", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _operator(
+    index: Tensor,
+    epoch_tensor: Tensor | None,
+    quantiles: Tensor | None,
+    labels: Tensor | None,
+    partner: Tensor | None,
+    lam: Tensor | None,
+    *,
+    epoch: int,
+    seed: int,
+    roles: Sequence[float],
+    beta: Sequence[float],
+    k_noise: float,
+    k_blur: float,
+    num_classes: int | None,
+    kind: str,
+    dense: bool,
+    validate: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    drawn = _run(
+        index,
+        epoch if epoch_tensor is None else epoch_tensor,
+        quantiles,
+        labels,
+        partner,
+        lam,
+        seed=seed + SEED_OFFSET,
+        roles=roles,
+        beta=(beta[0], beta[1]),
+        k_noise=k_noise,
+        k_blur=k_blur,
+        num_classes=num_classes,
+        kind=kind,
+        dense=dense,
+        validate=validate,
+    )
+    # An operator always gives all of its tensors: an empty one for each that is None.
+    other = index.new_empty(0, dtype=torch.int64) if drawn.partner_label is None else drawn.partner_label
+    target = index.new_empty(0, dtype=torch.float32) if drawn.target is None else drawn.target
+    return drawn.role, drawn.t, drawn.gamma, other, target
+
+
+@_operator.register_fake
+def _(
+    index: Tensor,
+    epoch_tensor: Tensor | None,
+    quantiles: Tensor | None,
+    labels: Tensor | None,
+    partner: Tensor | None,
+    lam: Tensor | None,
+    *,
+    num_classes: int | None,
+    dense: bool,
+    **_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch = len(index)
+    t = index.new_empty(batch, dtype=torch.float32)
+    mixed = partner is not None and labels is not None and labels.dim() == 1
+    other = index.new_empty(batch if mixed else 0, dtype=torch.int64)
+    target = index.new_empty((batch, num_classes or 0) if labels is not None and dense else 0, dtype=torch.float32)
+    return index.new_empty(batch, dtype=torch.int8), t, torch.empty_like(t), other, target

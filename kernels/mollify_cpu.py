@@ -1,16 +1,15 @@
 """Noise and heat blur on the CPU, compiled: the arithmetic of :mod:`fastmoll.kernels.cosine_noise` and
 :mod:`fastmoll.kernels.heat_blur` for float32 images, all roles of a batch in one pass, several times faster.
 
-The noise is Philox in SIMD registers and Box-Muller with polynomials. An image is blurred in the cheapest of three ways
-that are all exact to a few times 1e-6, chosen by ``σ_B``:
+The noise is Philox in SIMD registers and Box-Muller with polynomials. An image is blurred in the cheaper of two ways,
+both exact to a few times 1e-6, chosen by ``σ_B``:
 
-- a filter of ``2R + 1`` taps an axis, mirrored at the edges, from ``σ_B = 1.3`` on: there the spectrum has all but
-  ended at the Nyquist frequency, and ``A_N`` is a band;
-- the cosine modes whose factor ``exp(-τ π² k²/N²)`` is above 1e-6, for large ``σ_B``;
-- two dense products otherwise, for small ``σ_B``.
+- the cosine modes whose factor ``exp(-τ π² k²/N²)`` matters, few for large ``σ_B``;
+- two matrix products, within the band of ``A_N`` where that has one: from ``σ_B = 1.6`` on the spectrum has all but
+  ended at the Nyquist frequency. Below, the tail of ``h`` is that of the spectrum's kink there, and falls slowly.
 
-The last two work on even and odd parts: ``A_N`` maps mirror images to mirror images, so on sums and differences of
-mirrored pixels it falls into two blocks of half the size, and half of the arithmetic is gone.
+Both work on even and odd parts: ``A_N`` maps mirror images to mirror images, so on sums and differences of mirrored
+pixels it falls into two blocks of half the size, and half of the arithmetic is gone.
 
 Numba compiles this at first use (seconds) and keeps the result on disk. Its own thread pools are not used: one of them
 cannot be called from two threads, the other forbids ``fork`` afterwards, as a ``DataLoader`` does it. The compiled code
@@ -19,10 +18,8 @@ lets go of the GIL instead, and plain threads call it: ``torch.get_num_threads()
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
-import mmap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -30,26 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastmoll.kernels import philox
+from fastmoll.kernels import philox, recycled
 from fastmoll.kernels.checks import check_images, check_temperature, check_tensor, check_values
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 from fastmoll.kernels.heat_blur import checked_blur_scale, cosine_table, resolve_scales
 
-# What is left out, relative to an image of unit variance: modes below this factor, filter mass beyond the radius.
-_NEGLIGIBLE: Final = 1e-6
-_RADII: Final = 4.9
-# At a blur scale of 1.7 the spectrum at the Nyquist frequency is 6e-7, and h is a Gaussian that ends. Below, its tail
-# is that of the kink in the spectrum; beyond 24 pixels it still matters less than 1e-5 from a scale of 1.3 on.
-_SHARP_BAND: Final = 1.7
-_WIDE_RADIUS: Final = 24
-_FIRST_BAND: Final = 1.3
-# Bytes of a huge page on the usual systems; smaller batches are not worth the question.
-_HUGE: Final = 2**21
-# Measured costs, in fused multiply-adds of the matrix product a pixel.
-_TAP_COST: Final = 4.9
-_FOLD_COST: Final = 20.0
-_COPY_COST: Final = 15.0
-_NOISE_COST: Final = 50.0
+# What the blur leaves out, relative to the largest pixel: modes below this factor, entries of ``h`` that add up to it.
+_NEGLIGIBLE: Final = 2e-6
+# To tell what the band will cost, before it is known: it is there from this blur scale on, of so many scales.
+_FIRST_BAND: Final = 1.6
+_RADII: Final = 4.7
 
 
 def mollify_cpu(
@@ -104,45 +91,38 @@ def mollify_cpu(
         check_tensor("out", out, tuple(x.shape), (x.dtype,), x.device)
         if out.stride() != x.stride() or out.requires_grad:
             raise ValueError(f"out must have x's strides {x.stride()} and no gradient, got {out.stride()}")
-    result = _empty_like(x) if out is None else out
-    if x.numel() == 0:
-        return result
-
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    layout = torch.channels_last if last else torch.contiguous_format
+    # Dynamo would trace the NumPy calls as tensors. Not a decorator: that imports Dynamo, and with it Triton.
+    run = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        source = x.detach().to(torch.float32, memory_format=layout)
-        direct = result.dtype == torch.float32 and result.is_contiguous(memory_format=layout)
-        target = result if direct else _empty_like(source)
-        # Dynamo would trace the NumPy calls as tensors. Not a decorator: that imports Dynamo, and with it Triton.
-        run = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run  # type: ignore[no-untyped-call]
-        run(source, target, last, role, t, seed, epoch, index, sigma_min, sigma_max)
-        if not direct:
-            result.copy_(target)
+        result: Tensor = run(x.detach(), out, role, t, seed, epoch, index, sigma_min, sigma_max)
     return result
 
 
-@functools.cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """New memory in huge pages, where the system lets programs ask for them.
-
-    The first touch of each ordinary page costs as much as the noise on it.
-    """
-    out = torch.empty_like(x)
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is not None and out.nbytes >= _HUGE:
-        first = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        whole = (out.data_ptr() + out.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-        # Only advice: whatever it answers, the memory is good.
-        _c_library().madvise(ctypes.c_void_p(first), ctypes.c_size_t(whole), advice)
-    return out
-
-
 def _run(
+    x: Tensor,
+    out: Tensor | None,
+    role: Tensor,
+    t: Tensor,
+    seed: int,
+    epoch: int,
+    index: Tensor,
+    sigma_min: float,
+    sigma_max: float,
+) -> Tensor:
+    """The checked call, in memory that the compiled code can use."""
+    result = recycled.empty_like(x) if out is None else out
+    if x.numel() == 0:
+        return result
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last if last else torch.contiguous_format
+    source = x.to(torch.float32, memory_format=layout)
+    direct = result.dtype == torch.float32 and result.is_contiguous(memory_format=layout)
+    target = result if direct else recycled.empty_like(source)
+    _compute(source, target, last, role, t, seed, epoch, index, sigma_min, sigma_max)
+    return result if direct else result.copy_(target)
+
+
+def _compute(
     x: Tensor,
     out: Tensor,
     last: bool,
@@ -154,67 +134,76 @@ def _run(
     sigma_min: float,
     sigma_max: float,
 ) -> None:
-    from fastmoll.kernels import mollify_numba as compiled
+    from fastmoll.kernels import cosine_noise_numba, heat_blur_numba
 
     batch, channels, height, width = x.shape
     t = torch.where(role == PURE_NOISE, 1.0, t.float())
     sigma = torch.sin(t * (math.pi / 2))
     alpha = torch.sin((1.0 - t) * (math.pi / 2))
 
-    way = np.full(batch, compiled.COPY, np.int8)
-    way[((role == NOISE) | (role == PURE_NOISE)).numpy()] = compiled.NOISE
-    blurred = (role == BLUR).nonzero().squeeze(1)
-    place = np.zeros(batch, np.int64)
-    place[blurred.numpy()] = np.arange(len(blurred))
-    scale = checked_blur_scale(t[blurred].double(), sigma_min, sigma_max).numpy()
-    chosen, extent_h, extent_w, cost = _plan(scale, height, width)
-    way[blurred.numpy()] = chosen
-    weight = np.array([_COPY_COST, _NOISE_COST, 0.0, 0.0, 0.0])[way]
-    weight[blurred.numpy()] = cost
-
     def flat(images: Tensor) -> Any:
         return (images.permute(0, 2, 3, 1) if last else images).reshape(batch, -1).numpy()
 
-    ids = index.long().numpy().astype(np.uint64)
-    source, target = flat(x), flat(out)
+    source, target, roles = flat(x), flat(out), role.numpy()
+    noised = np.flatnonzero((roles == NOISE) | (roles == PURE_NOISE))
+    blurred = np.flatnonzero(roles == BLUR)
+    copied = np.flatnonzero(roles == CLEAN)[: 0 if x.data_ptr() == out.data_ptr() else None]
 
-    arguments = (
+    scale = checked_blur_scale(t[torch.from_numpy(blurred)].double(), sigma_min, sigma_max).numpy()
+    rank_h, rank_w, cost = _plan(scale, height, width)
+    factors_h = _factors(scale, height)
+    blur = (
+        source,
+        target,
+        # The costly ones first, so that the threads end together.
+        np.argsort(-cost, kind="stable"),
+        np.zeros(1, np.int64),
+        blurred,
         channels,
         height,
         width,
         last,
-        way,
-        alpha.numpy(),
-        sigma.numpy(),
-        ids,
-        np.uint64(epoch),
-        np.uint64(seed),
-        place,
+        rank_h,
+        rank_w,
+        factors_h,
+        factors_h if height == width else _factors(scale, width),
         cosine_table(height, x.device).numpy(),
         cosine_table(width, x.device).numpy(),
-        _factors(scale, height),
-        _factors(scale, width),
-        extent_h,
-        extent_w,
         _cosine_modes(height),
         _cosine_modes(width),
+        _NEGLIGIBLE,
     )
+    noise = (
+        source,
+        target,
+        noised,
+        np.zeros(1, np.int64),
+        channels,
+        last,
+        alpha.numpy(),
+        sigma.numpy(),
+        index.long().numpy().astype(np.uint64),
+        np.uint64(epoch),
+        np.uint64(seed),
+    )
+    copies = iter(copied.tolist())
 
-    def work(rows: Any) -> None:
-        clean = way[rows] == compiled.COPY
-        for row in rows[clean]:
-            np.copyto(target[row], source[row])
-        compiled.run(source, target, rows[~clean], *arguments)
+    def work() -> None:
+        heat_blur_numba.run(*blur)
+        cosine_noise_numba.run(*noise)
+        for image in copies:
+            np.copyto(target[image], source[image])
 
-    wanted = np.flatnonzero(way != compiled.COPY) if x.data_ptr() == out.data_ptr() else np.arange(batch)
-    threads = min(torch.get_num_threads(), len(wanted))
-    if threads <= 1:
-        work(wanted)
+    helpers = min(torch.get_num_threads(), len(blurred) + len(noised) + len(copied)) - 1
+    if helpers <= 0:
+        work()
         return
-    # Several shares a thread, the largest first, so that a thread which the system holds up leaves the rest to others.
-    shares = [wanted[share] for share in _shares(weight[wanted], 4 * threads)]
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, shares))
+    # They share the counters and the iterator: each takes what is next, until nothing is left.
+    with ThreadPoolExecutor(helpers) as pool:
+        others = [pool.submit(work) for _ in range(helpers)]
+        work()
+        for other in others:
+            other.result()
 
 
 def _factors(scale: Any, size: int) -> Any:
@@ -227,46 +216,38 @@ def _factors(scale: Any, size: int) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _cosine_modes(size: int) -> Any:
-    """Even, then odd cosine modes on the first half of an axis, float32 ``(2, ...)``: blocks (mode, pixel), transposed.
+    """Even, then odd cosine modes on the first half of an axis, float32: ``(2, P, P)`` by (pixel, mode), transposes.
 
     Mode ``k`` is ``sqrt(ε_k / N) cos(π k (i + 1/2) / N)``, ``ε_0 = 1``, all other ``ε_k = 2``.
     """
+    from fastmoll.kernels.heat_blur_numba import padded_half
+
     k, i = np.arange(size)[:, None], np.arange(size)[None]
     # The phase is reduced in integers, as in heat_blur.
     table = np.sqrt(2.0 / size) * np.cos(k * (2 * i + 1) % (4 * size) * (math.pi / (2 * size)))
     table[0] /= math.sqrt(2.0)
-    blocks = [table[parity::2, : (size + 1 - parity) // 2] for parity in (0, 1)]
-    forward = np.concatenate([block.ravel() for block in blocks])
-    return np.stack([forward, np.concatenate([block.T.ravel() for block in blocks])]).astype(np.float32)
+    side = padded_half(size)
+    blocks = np.zeros((2, side, side), np.float32)
+    for parity in (0, 1):
+        half = (size + 1 - parity) // 2
+        blocks[parity, :half, :half] = table[parity::2, :half].T
+    return np.stack([blocks, blocks.transpose(0, 2, 1)])
 
 
-def _plan(sigma: Any, height: int, width: int) -> tuple[Any, Any, Any, Any]:
-    """How to blur each image: the way, the extent (radius or rank) on both axes, and what it costs."""
-    from fastmoll.kernels import mollify_numba as compiled
+def _plan(sigma: Any, height: int, width: int) -> tuple[Any, Any, Any]:
+    """How to blur each image: the ranks (so many even modes, and odd ones) or 0 for matrices; and what it costs."""
+    from fastmoll.kernels.heat_blur_numba import LANES, padded_half
 
-    radius = np.ceil(_RADII * sigma).astype(np.int64)
-    radius = np.where(sigma < _SHARP_BAND, np.maximum(radius, _WIDE_RADIUS), radius)
-    # Half of the modes are even, half odd; whole vectors of them cost no more than a part of one.
+    halves = padded_half(height), padded_half(width)
     last = math.sqrt(-2.0 * math.log(_NEGLIGIBLE)) / (math.pi * sigma)
-    ranks = [np.minimum((size + 1) // 2, -(-(last * size).astype(np.int64) // 16) * 8 + 8) for size in (height, width)]
-    filtering = np.where(
-        (sigma >= _FIRST_BAND) & (radius <= min(height, width)), _TAP_COST * radius + _FOLD_COST, np.inf
+    # Half of the modes are even, half odd.
+    rank_h, rank_w = (
+        np.minimum(half, (last * size // (2 * LANES) + 1) * LANES).astype(np.int64)
+        for half, size in zip(halves, (height, width), strict=True)
     )
-    projecting = 2.0 * ranks[0] * (1.0 + 2.0 * ranks[1] / height) + _FOLD_COST
-    dense = np.full(len(sigma), (height + width) / 2 + _FOLD_COST)
-    costs = np.stack([filtering, projecting, dense])
-    best = costs.argmin(0)
-    way = np.array([compiled.FILTER, compiled.MODES, compiled.DENSE], np.int8)[best]
-    extents = [np.where(best == 0, radius, rank) for rank in ranks]
-    return way, extents[0], extents[1], costs.min(0)
-
-
-def _shares(weight: Any, parts: int) -> list[Any]:
-    """Indices of images in ``parts`` shares of about equal weight, heaviest first."""
-    shares: list[list[int]] = [[] for _ in range(parts)]
-    load = [0.0] * parts
-    for image in np.argsort(-weight, kind="stable"):
-        lightest = load.index(min(load))
-        shares[lightest].append(int(image))
-        load[lightest] += float(weight[image])
-    return [np.array(share, np.int64) for share in shares if share]
+    # Sums of products a pixel.
+    modes = 2.0 * rank_h * (1.0 + rank_w / halves[0])
+    reach = np.where(sigma < _FIRST_BAND, np.inf, 2.0 * _RADII * sigma + 2.0 * LANES)
+    matrices = np.minimum(reach, halves[0]) + np.minimum(reach, halves[1])
+    chosen = modes < matrices
+    return rank_h * chosen, rank_w * chosen, np.minimum(modes, matrices)

@@ -30,6 +30,8 @@ DRAW: Final = 0
 """Purpose of the stream that role and temperature come from."""
 NOISE: Final = 1
 """Purpose of the stream that the image noise comes from."""
+AUGMENT: Final = 2
+"""Purpose of the stream that flips, crops, rotations and the operations of a policy come from."""
 
 INDEX_BITS: Final = 48
 EPOCH_BITS: Final = 24
@@ -97,7 +99,7 @@ def sample_words(index: Tensor, epoch: int, *, seed: int, purpose: int, blocks: 
         index: sample ids, integer ``(B,)``, checked by :func:`check_key` like ``seed`` and ``epoch``.
         epoch: epoch number.
         seed: the run's seed.
-        purpose: which stream of the sample: ``DRAW`` or ``NOISE``.
+        purpose: which stream of the sample: ``DRAW``, ``NOISE`` or ``AUGMENT``.
         blocks: blocks of four words, at most 2^32.
         draw: number of the draw for this image in this epoch, in [0, 2^16).
 

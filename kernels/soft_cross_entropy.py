@@ -6,13 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastmoll.kernels.checks import FLOATING, check_choice, check_temperature, check_tensor, check_values, installed
-from fastmoll.kernels.soft_labels import KINDS
+from fastmoll.kernels.checks import FLOATING, check_choice, check_tensor, check_values, installed
+from fastmoll.kernels.soft_labels import KINDS, SoftLabels
 
 REDUCTIONS = ("mean", "sum", "none")
 
+# Looked up here, once: a compiler that traces the loss would trace the look-up.
+_TRITON = installed("triton")
 
-def soft_cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+
+def soft_cross_entropy(logits: Tensor, target: Tensor | SoftLabels, *, reduction: str = "mean") -> Tensor:
     """Cross-entropy of logits against classes or any non-negative soft targets, differentiable in both.
 
     Target rows need not sum to 1: tempered labels (paper, equation 7) sum to ``1 - γ`` and give ``1 - γ`` times the
@@ -21,8 +24,8 @@ def soft_cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean
     Args:
         logits: ``(B, K)``; float16, bfloat16, float32 or float64. They must be finite where it matters: a logit of
             ``-inf`` gives ``inf`` or, under a target of 0, NaN, as ``0 * inf`` does.
-        target: classes ``(B,)`` int64 in [0, K), or ``(B, K)`` floating point, finite and not negative (looked at on
-            the CPU only); on logits' device.
+        target: classes ``(B,)`` int64 in [0, K), or ``(B, K)`` floating point, finite and not negative; on logits'
+            device. Or :class:`fastmoll.SoftLabels`, which :func:`soft_cross_entropy_short` then gets.
         reduction: ``"mean"`` over the batch (NaN for an empty one), ``"sum"`` or ``"none"``.
 
     Returns:
@@ -30,8 +33,12 @@ def soft_cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean
         for all others, under autocast too.
 
     Raises:
-        ValueError: an argument outside the ranges above.
+        ValueError: an argument outside the ranges above. *Values* are looked at on the CPU only, as that would take
+            several more launches in every step on a GPU: there, a class outside [0, K) gives a loss of NaN.
     """
+    if isinstance(target, SoftLabels):
+        label, gamma, partner, lam, kind = target
+        return soft_cross_entropy_short(logits, label, gamma, partner=partner, lam=lam, kind=kind, reduction=reduction)
     if _fused(logits, target):
         from fastmoll.kernels import soft_cross_entropy_triton
 
@@ -70,7 +77,7 @@ def soft_cross_entropy_short(
         A scalar, or ``(B,)`` for ``"none"``; float64 for float64 logits, float32 for all others.
 
     Raises:
-        ValueError: an argument outside the ranges above.
+        ValueError: an argument outside the ranges above; values as in :func:`soft_cross_entropy`.
     """
     if _fused(logits, gamma, lam):
         from fastmoll.kernels import soft_cross_entropy_triton
@@ -95,7 +102,7 @@ def _fused(logits: Tensor, *others: Tensor | None) -> bool:
     """Whether the fused kernel does it: on a GPU, when only the logits need a gradient."""
     if not isinstance(logits, Tensor) or not logits.is_cuda or logits.dtype == torch.float64:
         return False
-    return installed("triton") and not any(isinstance(other, Tensor) and other.requires_grad for other in others)
+    return _TRITON and not any(isinstance(other, Tensor) and other.requires_grad for other in others)
 
 
 def check_dense(logits: Tensor, target: Tensor, reduction: str) -> None:
@@ -103,7 +110,7 @@ def check_dense(logits: Tensor, target: Tensor, reduction: str) -> None:
     batch, classes = _check_logits(logits, reduction)
     if isinstance(target, Tensor) and target.dim() == 2:
         check_tensor("target", target, (batch, classes), FLOATING, logits.device)
-        if target.device.type == "cpu":  # on a GPU: several passes over (B, K) in every step
+        if target.device.type == "cpu":
             check_values("target", target, (target >= 0) & target.isfinite(), "be finite and not negative")
     else:
         _check_classes("target", target, batch, classes, logits.device)
@@ -122,13 +129,13 @@ def check_short(
     check_choice("kind", kind, KINDS)
     batch, classes = _check_logits(logits, reduction)
     _check_classes("label", label, batch, classes, logits.device)
-    check_temperature("gamma", gamma, (batch,), logits.device)
+    _check_share("gamma", gamma, batch, logits.device)
     if (partner is None) != (lam is None):
         missing, there = ("partner", "lam") if partner is None else ("lam", "partner")
         raise ValueError(f"{missing} must be given together with {there}, got None")
     if partner is not None and lam is not None:
         _check_classes("partner", partner, batch, classes, logits.device)
-        check_temperature("lam", lam, (batch,), logits.device)
+        _check_share("lam", lam, batch, logits.device)
 
 
 def _check_logits(logits: Tensor, reduction: str) -> tuple[int, int]:
@@ -140,4 +147,11 @@ def _check_logits(logits: Tensor, reduction: str) -> tuple[int, int]:
 
 def _check_classes(name: str, label: Tensor, batch: int, classes: int, device: torch.device) -> None:
     check_tensor(name, label, (batch,), (torch.int64,), device)
-    check_values(name, label, (label >= 0) & (label < classes), f"lie in [0, {classes})")
+    if device.type == "cpu":
+        check_values(name, label, (label >= 0) & (label < classes), f"lie in [0, {classes})")
+
+
+def _check_share(name: str, share: Tensor, batch: int, device: torch.device) -> None:
+    check_tensor(name, share, (batch,), FLOATING, device)
+    if device.type == "cpu":
+        check_values(name, share, (share >= 0) & (share <= 1), "lie in [0, 1]")

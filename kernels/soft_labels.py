@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,28 @@ from fastmoll.kernels.checks import (
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 
 KINDS = ("smooth", "temper")
+
+
+class SoftLabels(NamedTuple):
+    """Soft labels of ``B`` images in their short form, as :func:`soft_labels` would write them out for ``K`` classes.
+
+    A few numbers an image instead of ``K``: ``(1 - γ) y + γ/K`` (``"smooth"``; paper, equation 8) or ``(1 - γ) y``
+    (``"temper"``; equation 7), with ``y = onehot(label)`` or, for mixed images,
+    ``y = λ onehot(label) + (1 - λ) onehot(partner)``.
+
+    Attributes:
+        label: classes, int64 ``(B,)``.
+        gamma: label decay, floating point ``(B,)``, in [0, 1].
+        partner: classes that the images were mixed with, int64 ``(B,)``; None: not mixed.
+        lam: share of ``label`` in ``y``, floating point ``(B,)``, in [0, 1]; None if and only if ``partner`` is.
+        kind: ``"smooth"`` or ``"temper"``.
+    """
+
+    label: Tensor
+    gamma: Tensor
+    partner: Tensor | None = None
+    lam: Tensor | None = None
+    kind: str = "smooth"
 
 
 def label_decay(role: Tensor, t: Tensor, *, k_noise: float = 1.0, k_blur: float = 1.0) -> Tensor:

@@ -53,6 +53,7 @@ struct Fiber {
     std::vector<char> stack;
     bool started, done, waiting;
     unsigned count;
+    std::vector<std::pair<unsigned char*, const unsigned char*>> copies;
 };
 
 std::vector<Fiber> fibers;
@@ -267,6 +268,21 @@ inline unsigned add_halves(unsigned a, unsigned b)
 {
     return pack_half(half_to_float((uint16_t)a) + half_to_float((uint16_t)b),
         half_to_float((uint16_t)(a >> 16)) + half_to_float((uint16_t)(b >> 16)));
+}
+
+// Lands only when it is waited for: until then the place keeps its NaN.
+inline void copy_async(unsigned char* to, const unsigned char* from)
+{
+    if ((uintptr_t)to % 8 || (uintptr_t)from % 8)
+        shim::fail("cp.async at a bad address");
+    shim::fibers[shim::current].copies.push_back({to, from});
+}
+
+inline void wait_for_copies()
+{
+    for (auto [to, from] : shim::fibers[shim::current].copies)
+        std::memcpy(to, from, 8);
+    shim::fibers[shim::current].copies.clear();
 }
 
 inline float __shfl_xor_sync(unsigned mask, float value, int lanes)

@@ -256,9 +256,10 @@ def test_a_clean_image_without_statistics_is_only_cast(run: Any) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_no_role_means_no_mollification_and_no_shared_memory(dtype: torch.dtype, run: Any) -> None:
+def test_no_role_means_no_mollification_and_no_memory_for_it(dtype: torch.dtype, run: Any) -> None:
     tail = check(make((3, 3, 24, 32), dtype=dtype, role=None, t=None, index=None))
-    assert backend.plan(tail, torch.empty(3, 3, 24, 32, dtype=dtype), SHARED_LIMITS[90]).shared == 0
+    shared = backend.plan(tail, torch.empty(3, 3, 24, 32, dtype=dtype), SHARED_LIMITS[90]).shared
+    assert shared == (0 if dtype == F32 else 32 * 3 * 32)  # the pixels of a fast kernel's block
     assert error(run(tail), define(tail)) < LIMITS[dtype]
 
 
@@ -316,33 +317,69 @@ def test_shared_memory_fits_every_size(size: int, architecture: int, source: tor
         assert 128 <= plan.threads <= 256
 
 
-def test_two_blocks_of_an_imagenet_batch_fit_a_multiprocessor() -> None:
-    tail = check(make((1, 3, 224, 224), roles=(BLUR,)))
-    plan = backend.plan(tail, torch.empty(1, 3, 224, 224, dtype=BF16, memory_format=LAST), SHARED_LIMITS[80])
-    assert dict(plan.macros) == {"PIXELS": 1, "OUTPUT": 2, "FAST": 1, "MIX": 0, "ROWS": 32, "RESIDENT": 2}
-    assert 2 * (plan.shared + 1024) <= 164 * 1024
+@pytest.mark.parametrize(("architecture", "size", "blocks"), [(80, 224, 2), (90, 224, 3), (90, 384, 2), (90, 32, 6)])
+def test_blocks_of_a_batch_fit_a_multiprocessor_beside_each_other(architecture: int, size: int, blocks: int) -> None:
+    limit = SHARED_LIMITS[architecture]
+    plan = plan_for(size, 0, architecture)
+    macros = dict(plan.macros)
+    assert (macros["FAST"], macros["HEIGHT"], macros["WIDTH"]) == (1, size, size)
+    assert (macros["ROWS"], macros["RESIDENT"]) == (32, blocks)
+    assert blocks * (plan.shared + 1024) <= limit + 1024
 
 
-VARIANTS = {
-    "fast": (1, 2, 1, 0, 32),
-    "fast mixup": (1, 2, 1, 1, 32),
-    "fast cutmix": (1, 2, 1, 2, 32),
-    "fast for little shared memory": (1, 2, 1, 0, 16),
-    "pixels": (1, 2, 0, 3, 32),
-    "pixels to float32": (1, 0, 0, 3, 32),
-    "float": (0, 2, 0, 3, 32),
-    "float to float32": (0, 0, 0, 3, 32),
-}
+def plan_for(size: int, mix: int, architecture: int) -> backend.Launch:
+    """The launch of a fast kernel."""
+    tail = check(make((2, 3, size, size), roles=(BLUR,), mix=(None, "mixup", "cutmix")[mix]))
+    return backend.plan(
+        tail, torch.empty(2, 3, size, size, dtype=BF16, memory_format=LAST), SHARED_LIMITS[architecture]
+    )
 
 
-@pytest.mark.parametrize("architecture", SHARED_LIMITS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compiles_without_stack_to_matrix_instructions(variant: str, architecture: int, tmp_path: Path) -> None:
+FAST = [(224, mix, architecture) for mix in range(3) for architecture in SHARED_LIMITS]
+FAST += [(size, 0, 90) for size in (32, 64, 256, 288, 384)]
+
+
+@pytest.mark.parametrize(("size", "mix", "architecture"), FAST)
+def test_fast_kernels_compile_to_matrix_instructions_without_spills_between_them(
+    size: int, mix: int, architecture: int, tmp_path: Path
+) -> None:
+    plan = plan_for(size, mix, architecture)
+    use = compiled(plan.macros, architecture, tmp_path)
+    assert use.registers * plan.threads * dict(plan.macros)["RESIDENT"] <= 65536
+    # Three blocks beside each other are faster than two without a stack, as long as no inner loop visits it.
+    assert use.stack <= 32
+    assert [loop for loop in use.loops if "HMMA" in loop]
+    assert not [loop for loop in use.loops if "HMMA" in loop and ("LDL" in loop or "STL" in loop)]
+
+
+SLOW = {"pixels": (1, 2), "pixels to float32": (1, 0), "float": (0, 2), "float to float32": (0, 0)}
+
+
+@pytest.mark.parametrize("architecture", (80, 120))
+@pytest.mark.parametrize("variant", SLOW)
+def test_kernels_for_any_strides_compile_without_stack(variant: str, architecture: int, tmp_path: Path) -> None:
+    pixels, output = SLOW[variant]
+    macros = {"PIXELS": pixels, "OUTPUT": output, "FAST": 0, "MIX": 3, "ROWS": 32, "THREADS": 256, "RESIDENT": 2}
+    use = compiled(tuple((macros | {"HEIGHT": 0, "WIDTH": 0}).items()), architecture, tmp_path)
+    assert use.stack == 0
+    assert use.registers <= 128, "two blocks of 256 threads must fit the registers of a multiprocessor"
+    assert [loop for loop in use.loops if "HMMA" in loop]
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """What a compiled kernel takes: registers, bytes of stack; and the assembly of its innermost loops."""
+
+    registers: int
+    stack: int
+    loops: list[str]
+
+
+def compiled(macros: cuda_toolchain.Macros, architecture: int, folder: Path) -> Use:
+    """Compile as CuPy would, and read the result by cuobjdump (triton's package has one)."""
     nvrtc = pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++").cuda.nvrtc
-    names = ("PIXELS", "OUTPUT", "FAST", "MIX", "ROWS", "RESIDENT")
-    macros = tuple(zip(names, (*VARIANTS[variant], 2), strict=True))
-    source = cuda_toolchain.source_path("batch_tail.cu").read_text()
-    program = nvrtc.createProgram(source, "batch_tail.cu", (), ())
+    triton = pytest.importorskip("triton", reason="needs the cuobjdump in triton's package")
+    program = nvrtc.createProgram(cuda_toolchain.source_path("batch_tail.cu").read_text(), "batch_tail.cu", (), ())
     try:
         # The last two are what CuPy adds.
         options = (f"-arch=sm_{architecture}", "-ftz=true", "--device-as-default-execution-space")
@@ -350,15 +387,6 @@ def test_compiles_without_stack_to_matrix_instructions(variant: str, architectur
         binary = nvrtc.getCUBIN(program) + b"\0"  # CuPy drops the last byte, which cuobjdump misses
     finally:
         nvrtc.destroyProgram(program)
-    use = resources(binary, tmp_path)
-    assert use["STACK"] == 0
-    assert use["REG"] <= 128, "two blocks of 256 threads must fit the registers of a multiprocessor"
-    assert use["HMMA"] > 0 and use["LDSM"] > 0
-
-
-def resources(binary: bytes, folder: Path) -> dict[str, int]:
-    """Registers, bytes of stack, and counts of matrix instructions, by cuobjdump (triton's package has one)."""
-    triton = pytest.importorskip("triton", reason="needs the cuobjdump in triton's package")
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     path = folder / "kernel.cubin"
     path.write_bytes(binary)
@@ -366,8 +394,16 @@ def resources(binary: bytes, folder: Path) -> dict[str, int]:
         subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
         for option in ("-res-usage", "-sass")
     )
-    counts = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", use)}
-    return counts | {name: code.count(name) for name in ("HMMA", "LDSM")}
+    lines = re.findall(r"/\*([0-9a-f]{4,5})\*/ +(.*?);", code)
+    places = {int(address, 16): i for i, (address, _) in enumerate(lines)}
+    loops: list[tuple[int, int]] = []
+    for i, (_, text) in enumerate(lines):
+        jump = re.search(r"BRA 0x([0-9a-f]+)", text)
+        if jump and places[int(jump[1], 16)] < i:
+            loops.append((places[int(jump[1], 16)], i))
+    inner = [one for one in loops if not any(one[0] <= a and b <= one[1] and one != (a, b) for a, b in loops)]
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", use)}
+    return Use(found["REG"], found["STACK"], ["\n".join(text for _, text in lines[a : b + 1]) for a, b in inner])
 
 
 def test_images_off_the_gpu_are_refused_by_name() -> None:

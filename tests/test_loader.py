@@ -89,6 +89,21 @@ def test_mollify_gets_sample_ids_and_epoch(make_tree: Make) -> None:
                 assert torch.equal(images, expected[0]) and torch.equal(targets, expected[1])
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_labels_come_in_short_form_on_request(make_tree: Make, fused: bool) -> None:
+    tree = make_tree(12)
+    dense, short = (
+        loader(tree, mollify=fastmoll.Mollify(3, seed=5, targets=targets), fused=fused)
+        for targets in ("dense", "short")
+    )
+    with dense, short:
+        for (images, targets, _), (want, want_targets, _) in zip(short, dense, strict=True):
+            assert torch.equal(images, want)
+            assert isinstance(targets, fastmoll.SoftLabels)
+            written_out = fastmoll.soft_labels(targets.label, targets.gamma, 3)
+            torch.testing.assert_close(written_out, want_targets, atol=1e-7, rtol=0)
+
+
 @pytest.mark.parametrize("augment", ["crop_flip_trivialaugment", "crop_flip_randaugment", "crop_flip_autoaugment"])
 def test_automatic_augmentations_change_images_and_resume(make_tree: Make, augment: str) -> None:
     tree = make_tree(16)

@@ -1,11 +1,16 @@
 """``Mollify``: the batch that comes out is the public operations applied role by role, and nothing else."""
 
 import copy
+import io
+import pickle
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -140,6 +145,47 @@ def test_soft_labels_are_softened_further():
     torch.testing.assert_close(targets, (1 - gamma) * mixed + gamma / CLASSES)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.usefixtures("triton_interpreter")
+def test_short_targets_are_the_labels_and_their_decays(backend):
+    pytest.importorskip("triton")
+    images, labels, index = batch()
+    dense, short = (Mollify(CLASSES, seed=2, kind="temper", backend=backend, targets=t) for t in ("dense", "short"))
+    role, t = short.draw(index, 3)
+    want, _ = dense(images, labels, index, 3)
+    out, targets = short(images, labels, index, 3)
+    assert torch.equal(out, want)
+    assert isinstance(targets, fastmoll.SoftLabels)
+    assert torch.equal(targets.label, labels)
+    torch.testing.assert_close(targets.gamma, label_decay(role, t), atol=1e-7, rtol=0)
+    assert targets[2:] == (None, None, "temper")
+    with pytest.raises(ValueError, match=r"labels must have shape \(24\), got \(24, 7\)"):
+        short(images, torch.zeros(24, CLASSES), index)
+
+
+def test_short_targets_take_no_memory_for_the_classes():
+    images, labels, index = batch(height=2, width=2)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            nonlocal largest
+            out = function(*arguments, **(keywords or {}))
+            sizes = [each.untyped_storage().nbytes() for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+            largest = max([largest, *sizes])
+            return out
+
+    def most(targets):
+        nonlocal largest
+        largest = 0
+        with Watch():
+            Mollify(10**6, targets=targets)(images, labels, index)
+        return largest
+
+    assert most("dense") >= 24 * 10**6 * 4
+    assert most("short") < 10**6
+
+
 def test_it_works_after_mixup_in_a_torchvision_pipeline():
     torch.manual_seed(0)
     images, labels, _ = batch()
@@ -228,6 +274,18 @@ def test_a_loader_worker_must_give_ids():
     assert torch.equal(batches[1][1], want[1])
 
 
+def test_a_copy_in_another_process_counts_for_itself():
+    images, labels, _ = batch()
+    mollify = Mollify(CLASSES)
+    mollify(images, labels)
+    sent = io.BytesIO()
+    ForkingPickler(sent).dump(mollify)
+    other = pickle.loads(sent.getvalue())
+    assert other.get_extra_state() == 24
+    other(images, labels)
+    assert (mollify.get_extra_state(), other.get_extra_state()) == (24, 48)
+
+
 def test_it_can_be_copied_and_moved_without_changing_its_draws():
     index = torch.arange(100)
     mollify = Mollify(CLASSES, beta=(2.0, 3.0))
@@ -295,7 +353,8 @@ def test_repr_shows_every_argument():
     text = repr(Mollify(10, roles=(1, 2, 3), beta=(1, 3), k_noise=2, k_blur=0.5, sigma_max=9, kind="temper", seed=4))
     assert text == (
         "Mollify(num_classes=10, roles=(1.0, 2.0, 3.0), beta=(1.0, 3.0), k_noise=2.0, k_blur=0.5, "
-        "sigma_min=0.3, sigma_max=9.0, kind='temper', seed=4, backend='auto')"
+        "sigma_min=0.3, sigma_max=9.0, kind='temper', seed=4, backend='auto', "
+        "targets='dense')"
     )
 
 
@@ -321,7 +380,7 @@ def test_the_package_exports_the_method_and_loads_neither_dali_nor_triton():
     code = (
         "import sys, fastmoll; "
         "fastmoll.Mollify, fastmoll.heat_blur, fastmoll.cosine_noise, fastmoll.label_decay, fastmoll.soft_labels; "
-        "fastmoll.soft_cross_entropy, fastmoll.blur_scale; "
+        "fastmoll.soft_cross_entropy, fastmoll.soft_cross_entropy_short, fastmoll.SoftLabels, fastmoll.blur_scale; "
         "sys.stdout.write(repr([m for m in ('nvidia.dali', 'triton', 'cupy') if m in sys.modules]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -341,6 +400,7 @@ def test_the_package_exports_the_method_and_loads_neither_dali_nor_triton():
         ({"roles": (1, 1, float("nan"))}, r"roles\[2\] .* got nan"),
         ({"beta": (0, 2)}, r"beta\[0\] .* got 0"),
         ({"beta": (1, -2.0)}, r"beta\[1\] .* got -2.0"),
+        ({"targets": "sparse"}, "targets must be one of 'dense', 'short', got 'sparse'"),
         ({"beta": (1, 2, 3)}, r"beta must be two numbers"),
         ({"k_noise": -0.1}, "k_noise .* got -0.1"),
         ({"k_blur": float("inf")}, "k_blur .* got inf"),

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
+import torch.nn.functional as F
 
 from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_short
-from fastmoll.kernels.soft_labels import soft_labels
+from fastmoll.kernels.soft_labels import SoftLabels, soft_labels
 
 
 def example(batch=6, classes=11, dtype=torch.float64):
@@ -82,6 +83,26 @@ def test_an_empty_batch_has_no_losses():
     logits = torch.empty(0, 5)
     assert soft_cross_entropy(logits, torch.empty(0, 5), reduction="none").shape == (0,)
     assert soft_cross_entropy(logits, torch.empty(0, dtype=torch.int64), reduction="sum").item() == 0.0
+
+
+@pytest.mark.parametrize("kind", ["smooth", "temper"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_labels_in_short_form_give_the_loss_and_gradient_of_the_same_labels_written_out(kind, mixed):
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(8, 5, dtype=torch.float64, generator=generator)
+    label, partner = torch.randint(5, (2, 8), generator=generator)
+    gamma, lam = torch.rand(2, 8, dtype=torch.float64, generator=generator)
+    y = F.one_hot(label, 5).double()
+    if mixed:
+        y = lam[:, None] * y + (1 - lam[:, None]) * F.one_hot(partner, 5)
+    short = SoftLabels(label, gamma, *((partner, lam) if mixed else ()), kind=kind)
+    dense = (1 - gamma[:, None]) * y + (gamma[:, None] / 5 if kind == "smooth" else 0)
+    results = []
+    for target in (short, dense):
+        x = logits.clone().requires_grad_()
+        loss = soft_cross_entropy(x, target)
+        results.append([loss.detach(), *torch.autograd.grad(loss, x)])
+    torch.testing.assert_close(*results, atol=1e-14, rtol=0)
 
 
 def test_it_compiles_without_a_graph_break():

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from processes import assert_equal, kill_at, log, run, started
 
 import fastmoll
 from fastmoll.train.folder import lock
@@ -58,82 +55,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels[:, :, number] += 100
                 Image.fromarray(pixels).save(folder / f"{image}.jpg")
     return root
-
-
-def rank_main(rank: int, world_size: int, port: int, output: str, arguments: list[str]) -> None:
-    torch.set_num_threads(1)
-    if world_size > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with open(output, "a", buffering=1) as sink, redirect_stdout(sink), redirect_stderr(sink):
-        code = main(arguments)
-    sys.exit(code)
-
-
-# Processes forked from one that has imported everything: as fresh as new ones, and seconds sooner.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["fastmoll.train.imagenet", "fastmoll.loader", "torch.utils.tensorboard"])
-
-
-@contextmanager
-def started(world_size: int, output: Path, *arguments: object) -> Iterator[list[Any]]:
-    """The processes of a run, as torchrun would start them; at the end those that still run are killed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    texts = [*map(str, arguments), "--run.output", str(output)]
-    ranks: list[Any] = [
-        CONTEXT.Process(target=rank_main, args=(rank, world_size, port, f"{output}.{rank}.txt", texts))
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    try:
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()  # SIGKILL
-            process.join()
-
-
-def run(world_size: int, output: Path, *arguments: object) -> str:
-    """Run to the end; what rank 0 printed."""
-    with started(world_size, output, *arguments) as ranks:
-        for process in ranks:
-            process.join(timeout=200)
-    printed = Path(f"{output}.0.txt").read_text()
-    assert [process.exitcode for process in ranks] == [0] * world_size, printed
-    return printed
-
-
-def kill_at(step: int, world_size: int, output: Path, *arguments: object) -> None:
-    """Start a run and kill all of it as soon as its log shows ``step``."""
-    with started(world_size, output, *arguments) as ranks:
-        while not any(line["step"] >= step for line in log(output)):
-            assert all(process.is_alive() for process in ranks), Path(f"{output}.0.txt").read_text()
-            time.sleep(0.002)
-    assert not (output / "result.json").exists()
-
-
-def log(output: Path) -> list[dict[str, Any]]:
-    path = output / "log.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def assert_equal(ours: Any, theirs: Any, where: str = "") -> None:
-    """Bit for bit, through dicts and lists."""
-    if isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, theirs), where
-    elif isinstance(ours, dict):
-        assert ours.keys() == theirs.keys(), where
-        for name in ours:
-            assert_equal(ours[name], theirs[name], f"{where}.{name}")
-    elif isinstance(ours, list):
-        for number, pair in enumerate(zip(ours, theirs, strict=True)):
-            assert_equal(*pair, f"{where}.{number}")
-    else:
-        assert ours == theirs, where
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

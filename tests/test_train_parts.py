@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -259,6 +260,41 @@ def test_a_step_is_torchs_sgd_step() -> None:
         sgd.step()
     for ours, theirs in zip(learner.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def mollified(targets: str, count: int = 6) -> list[Any]:
+    mollify = fastmoll.Mollify(3, roles=(1, 1, 1, 1), seed=4, kind="temper", targets=targets)
+    return [mollify(images, labels, torch.arange(4), epoch) for epoch, (images, labels) in enumerate(batches(count))]
+
+
+def test_labels_in_short_form_train_the_same_network_to_rounding() -> None:
+    learners = {}
+    for targets in ("dense", "short"):
+        learners[targets] = Learner(tiny_model(), settings(optim__lr=0.1), CPU, 6)
+        run_steps(learners[targets], mollified(targets), 6)
+    assert not torch.equal(learners["short"].model[1].weight, tiny_model()[1].weight)  # type: ignore[index]
+    for ours, theirs in zip(learners["short"].model.parameters(), learners["dense"].model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", ["dense", "short"])
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_the_loss_of_a_step_compiles_whole_and_once(monkeypatch: pytest.MonkeyPatch, targets: str, amp: str) -> None:
+    graphs = []
+
+    def count(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+    torch.compiler.reset()
+    plain = Learner(tiny_model(), settings(run__amp=amp), CPU, 6)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, fullgraph=True, backend=count))
+    compiled = Learner(tiny_model(), settings(run__amp=amp, model__compile=True), CPU, 6)
+    for learner in (plain, compiled):
+        run_steps(learner, mollified(targets), 6)
+    assert len(graphs) == 1
+    for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_accumulated_batches_count_alike_and_the_leftover_forms_a_smaller_step() -> None:

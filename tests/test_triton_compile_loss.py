@@ -22,6 +22,9 @@ with triton_compile.recorded(draw_triton) as launches:
     draw_triton.draw_batch(index)
     draw_triton.draw_batch(index, 2, seed=2**64 - 1, beta=(2.0, 3.0), quantiles=beta_quantiles(2.0, 3.0), k_blur=1.5)
     draw_triton.draw_batch(index, labels=label, num_classes=1000, **pair)
+    draw_triton.draw_batch(
+        index, beta=(2.0, 3.0), quantiles=beta_quantiles(2.0, 3.0), labels=torch.zeros(8, 10), num_classes=10, **pair
+    )
 with triton_compile.recorded(loss) as more:
     for classes, dtype in ((10, torch.float32), (1000, torch.bfloat16), (100_000, torch.bfloat16)):
         logits = torch.zeros(8, classes, dtype=dtype, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What a training run is made of: nested settings, the three recipes, and the command line that overrides them."""
+"""What a training run is made of: nested settings, the recipes, and the command lines that override them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -18,14 +19,20 @@ import tyro
 class DataConfig:
     """Images."""
 
+    batch_size: int = 256
+    """Images per process and per forward pass."""
+    augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "crop_flip"
+    """Augmentation of the training images, a name that the loader knows."""
+
+
+@dataclass(frozen=True)
+class FolderConfig(DataConfig):
+    """Images in folders, decoded as they are needed."""
+
     path: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", prefix_name=False)] = None
     """Folder of class folders of images, or of such folders called train and val. Left out: the bundled photographs."""
     size: int = 224
     """Height and width of the images the network sees, pixels."""
-    batch_size: int = 256
-    """Images per process and per forward pass."""
-    augment: str = "crop_flip"
-    """Augmentation of the training images, a name that fastmoll.ImageNetLoader knows."""
     threads: int | None = None
     """CPU threads of each process's data pipeline; None: the loader's choice."""
     hw_decoder_load: float = 0.65
@@ -33,10 +40,30 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class SmallDataConfig(DataConfig):
+    """Small images, kept on the device."""
+
+    batch_size: int = 128
+    """Images per process and step; those that fill no step at an epoch's end are left out of it."""
+    augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "fcr+trivial"
+    """Augmentation of the training images, joined by +: none, fc (flip, crop) or fcr (and rotation); then, if at all,
+    rand, auto, trivial or augmix; then, if at all, mixup or cutmix."""
+    name: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "digits"
+    """cifar10, cifar100, tinyimagenet, digits (scikit-learn's 1,797, with a recipe of a minute or two on a CPU), or the
+    path of an archive, of a folder of .npy files, or of a folder of class folders in train and val (or test)."""
+    path: Path | None = None
+    """Where the data set of that name is; None: in ./data or ~/.cache/fastmoll/data."""
+    mean: tuple[float, float, float] | None = None
+    """Mean per channel, for pixels in [0, 1]; None: the published one, or that of the training images."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation per channel, likewise; both or none."""
+
+
+@dataclass(frozen=True)
 class MollifyConfig:
     """Mollification of the training images and labels."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, tyro.conf.arg(aliases=["--mollify"])] = True
     """Mollify; off, the targets are the class numbers."""
     roles: tuple[float, ...] = (1.0, 1.0, 1.0)
     """Weights of the roles clean, noise, blur (and, optionally, pure noise)."""
@@ -53,20 +80,21 @@ class MollifyConfig:
     kind: Literal["smooth", "temper"] = "smooth"
     """Move label mass to the uniform distribution (smooth), or take it away (temper)."""
     backend: Literal["auto", "torch", "triton", "cupy"] = "auto"
-    """Code that does it; auto: the fused Triton kernels on a GPU, torch elsewhere. All draw the same."""
+    """Code that does it; auto: the fastest on this machine. All draw the same."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The network."""
 
-    name: str = "resnet50"
-    """Any classification model of torchvision.models."""
+    name: Annotated[str, tyro.conf.arg(aliases=["--net"])] = "resnet50"
+    """A network that fastmoll.create_model knows: those of the paper for small images, and all classifiers of
+    torchvision.models."""
     weights: str | None = None
     """Weights to start from: a torchvision name (IMAGENET1K_V1), a file (a state dict or a checkpoint of this trainer)
     or None. The head is fresh where the number of classes differs."""
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
-    """Compile the training forward and backward pass with torch.compile."""
+    """Compile the training forward pass, loss and backward pass with torch.compile."""
     channels_last: bool = True
     """Keep activations and weights in channels-last memory order."""
     ema: float | None = None
@@ -101,7 +129,7 @@ class RunConfig:
     """The run: where, how, and how often it reports."""
 
     output: Path | None = None
-    """Folder of logs, checkpoints and results; None: runs/<recipe>-<date>-<time>."""
+    """Folder of logs, checkpoints and results; None: runs/<recipe or data and network>-<date>-<time>."""
     resume: Annotated[bool, tyro.conf.arg(aliases=["--resume"])] = False
     """Go on from output/checkpoint.pt."""
     evaluate: Annotated[bool, tyro.conf.arg(aliases=["--evaluate"])] = False
@@ -126,36 +154,68 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run."""
+    """All settings of a run, whatever its images are."""
 
-    recipe: Literal["finetune", "scratch", "sample"] = "finetune"
-    """Set of defaults for everything below. Left out: finetune, or sample where DATA is left out too. The defaults
-    shown here are those of the recipe given beside --help."""
     data: DataConfig = field(default_factory=DataConfig)
     mollify: MollifyConfig = field(default_factory=MollifyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    @property
+    def title(self) -> str:
+        """What its folder is called by default, before the date."""
+        raise NotImplementedError
+
     def plain(self) -> dict[str, Any]:
         """The settings as nested dicts of strings, numbers and lists, for JSON and for checkpoints."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
-RECIPES: dict[str, Config] = {
+@dataclass(frozen=True)
+class ImageNetConfig(Config):
+    """All settings of a run on images in folders."""
+
+    data: FolderConfig = field(default_factory=FolderConfig)
+    recipe: Literal["finetune", "scratch", "sample"] = "finetune"
+    """Set of defaults for everything else. Left out: finetune, or sample where DATA is left out too. The defaults
+    shown here are those of the recipe given beside --help."""
+
+    @property
+    def title(self) -> str:
+        """The recipe."""
+        return self.recipe
+
+
+@dataclass(frozen=True)
+class SmallConfig(Config):
+    """All settings of a run on small images."""
+
+    data: SmallDataConfig = field(default_factory=SmallDataConfig)
+
+    @property
+    def title(self) -> str:
+        """Data, network, augmentation, and whether it is mollified."""
+        parts = [Path(self.data.name).name, self.model.name, self.data.augment]
+        return "-".join([*parts, "mollify"] if self.mollify.enabled else parts)
+
+
+Kind = TypeVar("Kind", bound=Config)
+
+RECIPES: dict[str, ImageNetConfig] = {
     # The paper's ImageNet recipe (section "Results on ImageNet"): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD at
     # 0.01, cosine to 0, no warm-up. It leaves the batch open: 256 a process here, learning rate not scaled.
-    "finetune": Config(model=ModelConfig(weights="IMAGENET1K_V1")),
+    "finetune": ImageNetConfig(model=ModelConfig(weights="IMAGENET1K_V1")),
     # ResNet-50 from random weights: lr 0.1 per 256 images of a step, five epochs of warm-up, no fixed label smoothing
     # (mollification has its own). `--model.ema 0.9999` adds the average.
-    "scratch": Config(
+    "scratch": ImageNetConfig(
         recipe="scratch",
         optim=OptimConfig(epochs=90, lr=0.1, lr_batch=256, nesterov=True, weight_decay=1e-4, warmup_epochs=5.0),
     ),
     # The bundled photographs, ten classes, a few minutes on two CPU cores.
-    "sample": Config(
+    "sample": ImageNetConfig(
         recipe="sample",
-        data=DataConfig(size=64, batch_size=32),
+        data=FolderConfig(size=64, batch_size=32),
         model=ModelConfig(name="resnet18"),
         optim=OptimConfig(epochs=12, lr=0.05, nesterov=True, warmup_epochs=1.0),
         run=RunConfig(checkpoint_every=100, log_every=5),
@@ -163,8 +223,27 @@ RECIPES: dict[str, Config] = {
 }
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
-    """Read the command line.
+# The paper's recipe for small images (appendix "Experiments"), the same for every network and augmentation; it trains
+# with and without mollification, so that is asked for by name. The digits have one of their own.
+SMALL_RECIPES: dict[str, SmallConfig] = {
+    "paper": SmallConfig(
+        mollify=MollifyConfig(enabled=False),
+        model=ModelConfig(name="presnet50"),
+        optim=OptimConfig(epochs=300),
+        run=RunConfig(validate_every=5),
+    ),
+    "digits": SmallConfig(
+        mollify=MollifyConfig(enabled=False),
+        data=SmallDataConfig(batch_size=64, augment="none"),
+        model=ModelConfig(name="shufflenet_v2_x0_5"),
+        optim=OptimConfig(epochs=30, lr=0.05, nesterov=True),
+        run=RunConfig(log_every=10),
+    ),
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
+    """Read the command line of ``imagenet.py``.
 
     Args:
         argv: Arguments without the program's name; None: those of this process.
@@ -175,33 +254,60 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     Raises:
         SystemExit: after ``--help`` (0), or for an option that does not exist or can't be read (2).
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--recipe")
-    recipe = first.parse_known_args(argv)[0].recipe
-    config = _parse(argv, RECIPES.get(recipe, RECIPES["finetune"]))
+    recipe = _look_for(argv, "--recipe")
+    config = _parse(argv, RECIPES.get(recipe or "", RECIPES["finetune"]))
     if recipe is None and config.data.path is None:
         recipe = "sample"
         config = _parse(argv, RECIPES[recipe])
-    if config.run.evaluate and config.model.weights is not None and Path(config.model.weights).is_file():
-        config = _parse(argv, _as_trained(RECIPES[config.recipe], Path(config.model.weights)))
+    saved = _trained(config)
+    if saved is not None:
+        default = RECIPES[config.recipe]
+        with suppress(LookupError, ValueError, TypeError):
+            data = replace(default.data, size=int(saved["data"]["size"]))
+            model = replace(default.model, name=str(saved["model"]["name"]))
+            config = _parse(argv, replace(default, data=data, model=model))
     return config
 
 
-def _as_trained(default: Config, weights: Path) -> Config:
-    """``default`` with the network and the image size of the run in whose folder ``weights`` lies."""
+def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
+    """Read the command line of ``small_images.py``; arguments, result and errors as for `parse`."""
+    name = _look_for(argv, "--data", "--data.name") or SmallDataConfig.name
+    default = SMALL_RECIPES.get(name, SMALL_RECIPES["paper"])
+    config = _parse(argv, default)
+    saved = _trained(config)
+    if saved is not None:
+        with suppress(LookupError, ValueError, TypeError):
+            mean, std = (saved["data"][key] for key in ("mean", "std"))
+            default = with_standardisation(default, [float(x) for x in mean], [float(x) for x in std])
+            model = replace(default.model, name=str(saved["model"]["name"]))
+            config = _parse(argv, replace(default, model=model))
+    return config
+
+
+def _look_for(argv: Sequence[str] | None, *options: str) -> str | None:
+    """The value of one option, which decides on the defaults of the others."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument(*options, dest="value")
+    value: str | None = first.parse_known_args(argv)[0].value
+    return value
+
+
+def _trained(config: Config) -> dict[str, Any] | None:
+    """Where only weights are evaluated, the settings of the run in whose folder they lie: they bring their network."""
+    if not config.run.evaluate or config.model.weights is None:
+        return None
     try:
-        saved = json.loads((weights.parent / "config.json").read_text(encoding="utf-8"))
-        name, size = str(saved["model"]["name"]), int(saved["data"]["size"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return default  # not a folder of this trainer
-    return replace(default, model=replace(default.model, name=name), data=replace(default.data, size=size))
+        saved = json.loads((Path(config.model.weights).parent / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # not a folder of this trainer
+    return saved if isinstance(saved, dict) else None
 
 
-def _parse(argv: Sequence[str] | None, default: Config) -> Config:
+def _parse(argv: Sequence[str] | None, default: Kind) -> Kind:
     return tyro.cli(
-        Config,
+        type(default),
         args=argv,
-        prog="imagenet.py",
+        prog="imagenet.py" if isinstance(default, ImageNetConfig) else "small_images.py",
         description="Train and evaluate a classifier on mollified images. Start it with python or with torchrun.",
         default=default,
         # Under torchrun every process reads the same command line: one message is enough.
@@ -220,9 +326,9 @@ def check(config: Config) -> None:
     """
     data, model, optim, run = config.data, config.model, config.optim, config.run
     for name, number in {
-        "data.size": data.size,
+        "data.size": getattr(data, "size", None),
         "data.batch-size": data.batch_size,
-        "data.threads": data.threads,
+        "data.threads": getattr(data, "threads", None),
         "optim.epochs": optim.epochs,
         "optim.lr-batch": optim.lr_batch,
         "optim.accumulate": optim.accumulate,
@@ -254,12 +360,18 @@ def check(config: Config) -> None:
     _require(not (run.resume and run.evaluate), "run.evaluate", True, "off with --run.resume")
 
 
-def with_data(config: Config, path: Path) -> Config:
+def with_data(config: ImageNetConfig, path: Path) -> ImageNetConfig:
     """``config`` with its data folder filled in."""
     return replace(config, data=replace(config.data, path=path))
 
 
-def with_output(config: Config, output: Path) -> Config:
+def with_standardisation(config: SmallConfig, mean: Sequence[float], std: Sequence[float]) -> SmallConfig:
+    """``config`` with mean and standard deviation of its images, three numbers each, filled in."""
+    (r, g, b), (u, v, w) = mean, std
+    return replace(config, data=replace(config.data, mean=(r, g, b), std=(u, v, w)))
+
+
+def with_output(config: Kind, output: Path) -> Kind:
     """``config`` with its output folder filled in."""
     return replace(config, run=replace(config.run, output=output))
 
@@ -267,6 +379,7 @@ def with_output(config: Config, output: Path) -> Config:
 # A run may be resumed with other values of these: they change neither the weights nor the schedule.
 _FREE = {
     "recipe",
+    "data.name",  # what is read there goes into the loader's state
     "data.path",
     "data.threads",
     "model.weights",

@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import fastmoll
+from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
+from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.train.config import Config, OptimConfig
 from fastmoll.train.distributed import Process
 from fastmoll.train.logs import Meter
@@ -70,9 +72,8 @@ class Learner:
             # argument above: new versions of torch deprecate that one, and older ones don't know its successor.)
             self._ddp.broadcast_buffers = False
         self._forward: nn.Module = self._ddp or model
-        if config.model.compile:
-            # Around DDP, not inside: so that the gradients' exchange overlaps with the compiled backward pass.
-            self._forward = torch.compile(self._forward)  # type: ignore[assignment]
+        # Around DDP, not inside: so that the gradients' exchange overlaps with the compiled backward pass.
+        self._loss = torch.compile(self.loss) if config.model.compile else self.loss
         self._optimizer = torch.optim.SGD(
             model.parameters(),
             lr=config.optim.lr,
@@ -107,17 +108,21 @@ class Learner:
         """Batches of the running epoch that are still to come."""
         return self._batches_per_epoch - self.step % self.steps_per_epoch * self._config.optim.accumulate
 
+    def loss(self, images: Tensor, targets: Tensor | SoftLabels) -> Tensor:
+        """Mean loss of a batch, the part of a step that ``model.compile`` compiles."""
+        if self._config.model.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with autocast(self._process.device, self._config.run.amp):
+            logits = self._forward(images)
+        return soft_cross_entropy(logits, targets)
+
     def train_step(self, meter: Meter) -> None:
         """Take one step on the next batches of ``meter``; reads nothing back from the device."""
         group = min(self._config.optim.accumulate, self.batches_left())
         for number in range(group):
             images, targets = meter.next_batch()
-            if self._config.model.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
             with self._exchange(last=number == group - 1):
-                with autocast(self._process.device, self._config.run.amp):
-                    logits = self._forward(images)
-                loss = fastmoll.soft_cross_entropy(logits, targets)
+                loss = self._loss(images, targets)
                 torch.autograd.backward(loss / group)
             meter.add(loss.detach(), len(images))
         for parameters in self._optimizer.param_groups:
@@ -210,7 +215,7 @@ def _mixed(device: torch.device, amp: str) -> bool:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[tuple[Tensor, ...]], process: Process, config: Config, expected: int
+    model: nn.Module, batches: Iterable[tuple[Any, ...]], process: Process, config: Config, expected: int
 ) -> dict[str, float]:
     """Error, NLL and ECE of ``model`` over a whole set and all processes.
 

@@ -10,112 +10,46 @@ Any ImageFolder tree is data. ``--help`` lists every setting. The output folder 
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 # Before torch loads OpenMP, whose idle threads else spin and take the CPUs from the threads that decode.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
-import torchvision
-from torch import nn
-
 import fastmoll
 from fastmoll.pipelines.files import scan_folder
-from fastmoll.train import checkpoint
-from fastmoll.train.config import Config, check, parse, with_data, with_output
-from fastmoll.train.distributed import BAD_RUN, Process, Stop, launch
-from fastmoll.train.engine import Learner, evaluate, image_dtype
-from fastmoll.train.folder import lock, look_for_run
-from fastmoll.train.logs import Log, Meter, bar, say, table, write_json
-from fastmoll.train.network import build_model, load_weights
-from fastmoll.train.resident import ResidentLoader
+from fastmoll.sample import sample_folder
+from fastmoll.train.config import ImageNetConfig, parse, with_data
+from fastmoll.train.distributed import Process
+from fastmoll.train.engine import image_dtype
+from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up, start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run with these arguments (default: the command line's).
-
-    Returns:
-        The exit code: 0, 1 after an error in the run (unreadable image, full disk, loss no longer finite), 2 for
-        unusable input.
-    """
-    config = parse(argv)
-    try:
-        with launch(config.run.device) as process:
-            run(config, process)
-    except Stop as stop:
-        if stop.message is not None:
-            sys.stderr.write(f"error: {stop.message}\n")
-        return stop.code
-    except BAD_RUN as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    return 0
+    """Run with these arguments (default: the command line's); returns the exit code that `start` says."""
+    return start(parse(argv), run)
 
 
-def run(config: Config, process: Process) -> None:
-    """Set-up, loaders, model, loop."""
+def run(config: ImageNetConfig, process: Process) -> None:
+    """Set-up, loaders, then the network and its training."""
     config, resuming = set_up(config, process)
     with ExitStack() as stack:
         with process.agree():
+            if config.data.path is None:
+                config = with_data(config, sample_folder())
             validation = stack.enter_context(closing(make_loader(config, process, "val")))
-        classes = validation.classes
         if config.run.evaluate:
-            evaluate_only(config, process, make_model(config, process, len(classes), load=True), validation)
+            evaluate_only(config, process, validation, config.data.size)
             return
-        training = stack.enter_context(closing(make_training(config, process, classes)))
-        say(
-            process,
-            f"{config.data.path}: {training.num_samples} training and {validation.num_samples} validation images, "
-            f"{len(classes)} classes",
-        )
-        if training.root == validation.root:
-            say(process, f"warning: {config.data.path} has no val folder, so validation is on the training images")
-        model = make_model(config, process, len(classes), load=not resuming)
-        learner = Learner(model, config, process, len(training))
-        with process.agree():
-            if process.main:
-                # Only now, so that bad input leaves no folder behind; and what was found in it may have changed.
-                stack.enter_context(lock(output_folder(config)))
-                if look_for_run(output_folder(config), config.run.resume) != resuming:
-                    raise ValueError(f"--run.output: another run was in {config.run.output} just now; start again")
-        if resuming:
-            resume(config, process, learner, training)
-        train(config, process, learner, training, validation)
+        training = stack.enter_context(closing(make_training(config, process, validation.classes)))
+        source, size = str(config.data.path), config.data.size
+        fit(config, process, training, validation, source=source, size=size, resuming=resuming)
 
 
-def set_up(config: Config, process: Process) -> tuple[Config, bool]:
-    """Check the settings, fill in data and output folder, and look whether there is a run to go on with."""
-    now = process.gather(time.strftime("%Y%m%d-%H%M%S"))[0]
-    resuming = False
-    with process.agree():
-        check(config)
-        if config.data.path is None:
-            from fastmoll.sample import sample_folder
-
-            config = with_data(config, sample_folder())
-        if config.run.output is None:
-            config = with_output(config, Path("runs") / f"{config.recipe}-{now}")
-        if not config.run.evaluate:
-            resuming = look_for_run(output_folder(config), config.run.resume)
-    resuming = process.gather(resuming)[0]  # a network file system may show it to the others later
-    if config.run.resume and not resuming:
-        say(process, f"nothing to resume in {config.run.output}: starting")
-    torch.backends.cudnn.benchmark = True  # all training batches have the same shape
-    return config, resuming
-
-
-def make_loader(config: Config, process: Process, split: str, **training: Any) -> fastmoll.ImageNetLoader:
+def make_loader(config: ImageNetConfig, process: Process, split: str, **training: Any) -> fastmoll.ImageNetLoader:
     """A loader of the folder ``split``."""
     assert config.data.path is not None
     return fastmoll.ImageNetLoader(
@@ -134,7 +68,7 @@ def make_loader(config: Config, process: Process, split: str, **training: Any) -
     )
 
 
-def make_training(config: Config, process: Process, classes: list[str]) -> fastmoll.ImageNetLoader:
+def make_training(config: ImageNetConfig, process: Process, classes: list[str]) -> fastmoll.ImageNetLoader:
     """The loader of the training images, mollified, whose classes must be those of the validation."""
     with process.agree():
         assert config.data.path is not None
@@ -143,214 +77,6 @@ def make_training(config: Config, process: Process, classes: list[str]) -> fastm
             raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
         mollify = make_mollify(config, len(classes))
         return make_loader(config, process, "train", augment=config.data.augment, mollify=mollify)
-
-
-def make_mollify(config: Config, num_classes: int) -> fastmoll.Mollify | None:
-    """The mollification of the training batches, or None."""
-    if not config.mollify.enabled:
-        return None
-    return fastmoll.Mollify(
-        num_classes,
-        roles=config.mollify.roles,
-        beta=config.mollify.beta,
-        k_noise=config.mollify.k_noise,
-        k_blur=config.mollify.k_blur,
-        sigma_min=config.mollify.sigma_min,
-        sigma_max=config.mollify.sigma_max,
-        kind=config.mollify.kind,
-        backend=config.mollify.backend,
-        seed=config.run.seed,
-    )
-
-
-def make_model(config: Config, process: Process, num_classes: int, *, load: bool) -> nn.Module:
-    """The network on the device, the same on all processes, with ``model.weights`` where ``load`` says so."""
-    name, weights = config.model.name, config.model.weights
-    note = "random weights"
-    with process.agree():
-        torch.manual_seed(config.run.seed)
-        model = build_model(name, num_classes, config.data.size, fresh=weights is None)
-        if load and weights is not None and process.main:
-            note = load_weights(model, name, weights, exact=config.run.evaluate)
-    order = torch.channels_last if config.model.channels_last else torch.contiguous_format
-    model.to(process.device).to(memory_format=order)
-    process.copy_from_main(model)
-    torch.manual_seed(config.run.seed + 1 + process.rank)  # dropout: another stream on each process
-    if load:
-        say(process, f"{name}: {note}")
-    return model
-
-
-def resume(config: Config, process: Process, learner: Learner, training: fastmoll.ImageNetLoader) -> None:
-    """Put learner, loader and random generators back to where the checkpoint was taken."""
-    output = output_folder(config)
-    path = output / "checkpoint.pt"
-    with process.agree():
-        try:
-            state = checkpoint.load(
-                path, config=config.plain(), classes=training.classes, world_size=process.world_size
-            )
-            own = state["ranks"][process.rank]
-            training.load_state_dict(own["loader"])
-            learner.load_state_dict(state["learner"])
-            checkpoint.set_rng_state(own["rng"], process.device)
-        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ValueError(f"{path} is damaged, or of another version ({reason})") from error
-        if learner.step > learner.last or (learner.step == learner.last and (output / "result.json").exists()):
-            raise ValueError(
-                f"--run.output: {output} holds a finished run: it has done {learner.step} steps and this one ends at "
-                f"{learner.last}; choose another folder, or a larger --run.max-steps where that was the end"
-            )
-    say(process, f"resuming {path} after step {learner.step}")
-
-
-def train(
-    config: Config,
-    process: Process,
-    learner: Learner,
-    training: fastmoll.ImageNetLoader,
-    validation: fastmoll.ImageNetLoader,
-) -> None:
-    """The loop: an epoch, its validation, and so on; then the results."""
-    output = output_folder(config)
-    per_epoch = learner.steps_per_epoch
-    with process.agree():
-        if process.main:
-            (output / "result.json").unlink(missing_ok=True)  # that of a run which --run.max-steps had stopped
-            write_json(output / "config.json", describe(config, process, learner))
-        log = Log(output, process, learner.step)
-    batches = ResidentLoader(training) if config.run.resident else training
-    meter = Meter(process)
-    results: dict[str, float] = {}
-    # A checkpoint at the end of an epoch is taken before the validation: a run resumed there begins with it.
-    for epoch in range(max(learner.step - 1, 0) // per_epoch, config.optim.epochs):
-        train_epoch(config, process, learner, batches, meter, log, epoch, min((epoch + 1) * per_epoch, learner.last))
-        every = config.run.validate_every
-        if learner.step < learner.last and (every == 0 or (epoch + 1) % every):
-            continue
-        with bar(validation, process, f"epoch {epoch + 1} validation", len(validation)) as progress:
-            results = evaluate(learner.evaluated, progress, process, config, validation.num_samples)
-        with process.agree():
-            log.write("validation", learner.step, epoch + 1, results)
-        say(
-            process,
-            f"epoch {epoch + 1}/{config.optim.epochs}: error {results['error']:.2%}, NLL {results['nll']:.4f}, "
-            f"ECE {results['ece']:.4f}",
-        )
-        if learner.step >= learner.last:
-            break
-    with process.agree():
-        log.close()
-        finish(config, process, learner, meter, results)
-
-
-def train_epoch(
-    config: Config,
-    process: Process,
-    learner: Learner,
-    batches: Any,
-    meter: Meter,
-    log: Log,
-    epoch: int,
-    end: int,
-) -> None:
-    """Take the steps of an epoch that are still to do, up to step ``end``.
-
-    Raises:
-        Stop: the loss or the weights are no longer finite, or the disk is full.
-    """
-    if learner.step >= end:
-        return
-    done = learner.step - epoch * learner.steps_per_epoch
-    batches.set_epoch(epoch)
-    meter.begin(batches)
-    with bar(range(0), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress:
-        while learner.step < end:
-            lr = learner.lr
-            learner.train_step(meter)
-            progress.update()
-            saving = not config.run.resident and (
-                learner.step % config.run.checkpoint_every == 0 or learner.step == end
-            )
-            if saving or learner.step % config.run.log_every == 0 or learner.step == end:
-                values = {**meter.read(), "lr": lr}
-                progress.set_postfix_str(
-                    f"loss {values['loss']:.3f}, lr {lr:.2g}, {values['images_per_second']:.0f} images/s, "
-                    f"waiting for data {values['data_wait']:.0%}"
-                )
-                with process.agree():
-                    if not math.isfinite(values["loss"]):
-                        raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
-                    log.write("train", learner.step, epoch + 1, values)
-            if saving:
-                save_checkpoint(config, process, learner, batches)
-
-
-def save_checkpoint(config: Config, process: Process, learner: Learner, training: fastmoll.ImageNetLoader) -> None:
-    """Write ``checkpoint.pt``: everything that `resume` puts back; weights that are no numbers don't replace it."""
-    own = {"loader": training.state_dict(), "rng": checkpoint.rng_state(process.device)}
-    ranks = process.gather(own)
-    with process.agree():
-        if process.main:
-            learner.require_finite()
-            content = {
-                "format": checkpoint.FORMAT,
-                "config": config.plain(),
-                "classes": training.classes,
-                "world_size": process.world_size,
-                "learner": learner.state_dict(),
-                "ranks": ranks,
-            }
-            checkpoint.save(content, output_folder(config) / "checkpoint.pt")
-
-
-def finish(config: Config, process: Process, learner: Learner, meter: Meter, results: dict[str, float]) -> None:
-    """Write the final weights and figures, and print them."""
-    if not process.main:
-        return
-    output = output_folder(config)
-    checkpoint.save(learner.evaluated.state_dict(), output / "model.pt")
-    evaluated = "average" if learner.ema else "model"
-    content = {
-        "validation": results,
-        "weights": evaluated,
-        "steps": learner.step,
-        **meter.typical(),
-    }
-    write_json(output / "result.json", content)
-    say(process, "\n" + table(f"Validation ({evaluated})", results))
-    say(process, f"{output}: model.pt, result.json, log.jsonl, tensorboard")
-
-
-def evaluate_only(config: Config, process: Process, model: nn.Module, validation: fastmoll.ImageNetLoader) -> None:
-    """Evaluate the loaded weights; print the figures as a table and as a line of JSON."""
-    with bar(validation, process, "validation", len(validation)) as progress:
-        results = evaluate(model, progress, process, config, validation.num_samples)
-    say(process, table(f"Validation ({config.model.weights})", results))
-    say(process, json.dumps({"validation": results, "weights": config.model.weights}))
-
-
-def describe(config: Config, process: Process, learner: Learner) -> dict[str, Any]:
-    """The settings, and what followed from them on this machine."""
-    return {
-        **config.plain(),
-        "resolved": {
-            "device": process.device.type,
-            "world_size": process.world_size,
-            "images_per_step": learner.images_per_step,
-            "steps_per_epoch": learner.steps_per_epoch,
-            "fastmoll": fastmoll.__version__,
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-        },
-    }
-
-
-def output_folder(config: Config) -> Path:
-    """The output folder, which `set_up` has filled in."""
-    assert config.run.output is not None
-    return config.run.output
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.train.distributed import Process
 from fastmoll.train.folder import replacing
 
@@ -31,7 +32,7 @@ class Meter:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._cuda = process.device.type == "cuda"
-        self._batches: Iterator[tuple[Tensor, ...]] = iter(())
+        self._batches: Iterator[tuple[Any, ...]] = iter(())
         self._speeds: list[float] = []
         self._waits: list[float] = []
         self._reset()
@@ -44,14 +45,14 @@ class Meter:
         self._before: torch.cuda.Event | None = None
         self._start = time.perf_counter()
 
-    def begin(self, batches: Iterable[tuple[Tensor, ...]]) -> None:
+    def begin(self, batches: Iterable[tuple[Any, ...]]) -> None:
         """Start an epoch: forget what was measured before, time the first batch too."""
         self._reset()
         self._batches = iter(batches)
         if self._cuda:
             self._before = _event()
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> tuple[Tensor, Tensor | SoftLabels]:
         """The loader's next batch."""
         start = time.perf_counter()
         images, targets = next(self._batches)

@@ -1,52 +1,38 @@
-"""Networks of torchvision by name, and weights for them from torchvision or from a file."""
+"""The trainers' networks by name, and weights for them from torchvision or from a file."""
 
 from __future__ import annotations
 
-import copy
-import difflib
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision import models
 
+from fastmoll.models import create_model
 from fastmoll.train import checkpoint
 
 
-def build_model(name: str, num_classes: int, size: int, *, fresh: bool = True) -> nn.Module:
-    """A classification network of torchvision with random weights.
+def build_model(
+    name: str, num_classes: int, size: int, *, small_stem: bool | None = False, fresh: bool = True
+) -> nn.Module:
+    """`fastmoll.create_model` for the trainers.
+
+    ResNets are torchvision's own at every image size, so that its weights fit, unless ``small_stem`` says otherwise.
 
     Args:
-        name: Name of a model of ``torchvision.models``.
+        name: Name of a network.
         num_classes: Number of outputs.
         size: Height and width of the images it will see, pixels.
-        fresh: Whether the random weights will be trained from (some networks take seconds to draw good ones).
+        small_stem: As for ``create_model``, where None takes the form for small images below 128 pixels.
+        fresh: Whether the random weights will be trained from.
 
     Raises:
-        ValueError: unknown name (names close ones), or a network that can't take images of that size.
+        ValueError: as ``create_model``, naming the option.
     """
-    known = models.list_models(module=models)
-    if name not in known:
-        close = difflib.get_close_matches(name.lower().replace("-", "_"), known)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
-        raise ValueError(f"--model.name: torchvision has no classification model {name!r}; {hint}")
-    options: dict[str, Any] = {}
-    if name in ("googlenet", "inception_v3"):
-        # Without the auxiliary classifiers every network is a plain function from images to logits.
-        options = {"aux_logits": False, "init_weights": fresh}
-    elif name.startswith("vit_"):
-        options = {"image_size": size}
-    elif name == "maxvit_t":
-        options = {"input_size": (size, size)}
     try:
-        model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
-        # On the meta device shapes are computed and nothing else: a network that can't take the images says so now.
-        with torch.no_grad():
-            copy.deepcopy(model).eval().to("meta")(torch.empty(2, 3, size, size, device="meta"))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise ValueError(f"--model.name: {name} can't take images of {size}×{size} pixels: {error}") from error
-    return model
+        return create_model(name, num_classes, size, small_stem=small_stem, fresh=fresh)
+    except ValueError as error:
+        raise ValueError(f"--model.name: {str(error).removeprefix('name: ')}") from error
 
 
 def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = False) -> str:
@@ -101,7 +87,8 @@ def head_name(model: nn.Module) -> str:
 
 
 def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
-    known = {item.name: item for item in models.get_model_weights(name)}
+    in_torchvision = name in models.list_models(module=models)
+    known = {item.name: item for item in models.get_model_weights(name)} if in_torchvision else {}
     if weights in known:
         try:
             downloaded: dict[str, Tensor] = known[weights].get_state_dict(progress=False, check_hash=True)

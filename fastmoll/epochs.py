@@ -1,0 +1,105 @@
+"""What all loaders have in common: where in its epochs a loader stands, and whether a saved state is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fastmoll.kernels.checks import check_integer
+
+
+class Epochs:
+    """Which batch of which epoch comes next, with the manners of a ``DataLoader``.
+
+    A new ``for`` starts an epoch from its beginning: the next one after a finished pass, the same one after a
+    ``break``. Where a state was restored it goes on in the middle.
+
+    Attributes:
+        length: Batches of an epoch.
+        epoch: Epoch of the batch that comes next.
+        position: Batches of it that were handed out.
+    """
+
+    def __init__(self, length: int) -> None:
+        """Stand before the first batch of epoch 0."""
+        self.length = length
+        self.epoch = self.position = 0
+        self._resuming = False  # the next `for` begins in the middle
+        self._running: object | None = None  # token of the loop that the place belongs to
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next ``for``; one that a restored state is in the middle of is kept.
+
+        Raises:
+            ValueError: ``epoch`` is not an integer, or negative.
+        """
+        epoch = check_integer("epoch", epoch, 0)
+        if epoch != self.epoch or self.position == self.length:
+            self._move(epoch, 0)
+
+    def begin(self) -> object:
+        """Begin a ``for``; returns the token it shows before each batch."""
+        if self.position == self.length:
+            self._move(self.epoch + 1, 0)
+        elif not self._resuming:
+            self.position = 0
+        self._resuming = False
+        self._running = token = object()
+        return token
+
+    def require(self, token: object) -> None:
+        """Raise ``RuntimeError`` where another ``for`` began since that of ``token``, or another epoch was chosen."""
+        if self._running is not token:
+            raise RuntimeError("this loop over the loader is over: another one began, or set_epoch was called")
+
+    def end(self, token: object) -> None:
+        """End the ``for`` of ``token`` after its last batch."""
+        if self._running is token:
+            self._move(self.epoch + 1, 0)
+
+    def restore(self, epoch: int, position: int) -> None:
+        """Stand where a state was saved.
+
+        Raises:
+            ValueError: there is no such place.
+        """
+        epoch = check_integer("state's epoch", epoch, 0)
+        position = check_integer("state's position", position, 0, self.length + 1)
+        if position == self.length:
+            epoch, position = epoch + 1, 0
+        self._move(epoch, position)
+
+    def _move(self, epoch: int, position: int) -> None:
+        self.epoch, self.position, self._running = epoch, position, None
+        self._resuming = position > 0
+
+
+def check_state(state: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuse a state that is none, or another loader's.
+
+    Args:
+        state: What is to be loaded.
+        ours: A state of this loader: its ``"version"`` and every number or string in its ``"fingerprint"`` must agree.
+
+    Raises:
+        ValueError: names what differs.
+    """
+    if not isinstance(state, dict) or state.get("version") != ours["version"]:
+        version = state.get("version") if isinstance(state, dict) else state
+        raise ValueError(f"not a loader state of version {ours['version']}: version is {version!r}")
+    missing = sorted(ours.keys() - state.keys())
+    if missing:
+        raise ValueError(f"loader state lacks {', '.join(missing)}")
+    for name, now in ours["fingerprint"].items():
+        before = state["fingerprint"].get(name)
+        if before != now:
+            raise ValueError(f"loader state does not fit: {name} was {before!r} when it was saved, is {now!r} now")
+
+
+def describe(function: object) -> str:
+    """What a function is, the same in every process; most objects' own ``repr`` shows where in memory they lie."""
+    if isinstance(function, torch.nn.Module | str) or function is None:
+        return repr(function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

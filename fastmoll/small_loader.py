@@ -1,0 +1,306 @@
+"""`SmallImageLoader`: a data set that stays on the device, batches of it augmented and mollified there."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastmoll.augment import Augment, parse_augment
+from fastmoll.epochs import Epochs, check_state, describe
+from fastmoll.kernels.batch_tail import DTYPES, batch_tail
+from fastmoll.kernels.checks import check_integer, check_number
+from fastmoll.kernels.philox import EPOCH_BITS
+from fastmoll.kernels.soft_labels import SoftLabels
+from fastmoll.mollify import Mollify
+from fastmoll.pipelines.small import SmallData, Triple, read_small, standardisation
+from fastmoll.placement import resolve_device, resolve_rank
+
+_STATE_VERSION = 1
+
+Augmentation = Callable[[Tensor, Tensor, int], Tensor]
+
+
+class _Order(NamedTuple):
+    """The samples of this rank in an epoch."""
+
+    samples: Tensor
+    labels: Tensor
+    on_device: Tensor
+    """The samples once more."""
+
+
+class SmallImageLoader:
+    """Batches of a data set of small images, kept on the device as uint8.
+
+    A batch is gathered, augmented, standardised and mollified where it lies; on a GPU nothing waits for the device, and
+    no CPU is needed. Every draw is a function of (seed, epoch, sample id).
+
+    Training (``split="train"``): the order is drawn anew each epoch from (seed, epoch). A step takes the next
+    ``batch_size * world_size`` samples of it, rank after rank, so that the images of a step depend on that product
+    alone; the few samples at its end that fill no step are left out, other ones each epoch. Evaluation (any other
+    split): every sample exactly once over all ranks, in order; the last batch of a rank may be smaller, and ranks may
+    differ by one batch.
+
+    A new ``for`` starts an epoch from its beginning: the next one after a finished pass, the same one, with the same
+    images, after a ``break``. After `load_state_dict` the next ``for`` goes on in the middle.
+
+    Attributes:
+        data: The split, on the CPU.
+        root: What it was read from.
+        classes: Class names; a target is a position here.
+        num_samples: Samples of the whole split, over all ranks.
+        mean: Mean per channel that is subtracted, for pixels in [0, 1].
+        std: Standard deviation per channel that is divided by.
+    """
+
+    def __init__(
+        self,
+        data: str | os.PathLike[str] | SmallData,
+        split: str = "train",
+        batch_size: int = 128,
+        augment: str | Augmentation = "fcr+trivial",
+        mollify: Callable[..., tuple[Tensor, Tensor | SoftLabels]] | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        train: bool | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        return_index: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Check every argument, read the images and bring them to the device.
+
+        Args:
+            data: Name or path of a data set (see `fastmoll.pipelines.small.read_small`), or a split that was read.
+            split: ``"train"``, ``"val"``, or another one that the data set has.
+            batch_size: Samples a batch on this rank.
+            augment: Training augmentation: a name (see `fastmoll.augment.parse_augment`), or any function of
+                ``(images, index, epoch)``, uint8 ``(B, H, W, 3)`` and int64 ``(B,)`` on the device and an int, to
+                images of the same kind.
+            mollify: A `fastmoll.Mollify`, called as ``mollify(images, labels, index=sample_ids, epoch=epoch)``.
+            device: ``"cpu"``, ``"cuda"``, ``"cuda:<n>"``, or ``"auto"``: the current GPU where there is one.
+            seed: Seed of order and augmentation.
+            rank: Global rank; by default torch.distributed's, 0 where it is not initialised.
+            world_size: Number of ranks; likewise, 1.
+            path: Where a named data set is.
+            train: Shuffle and augment; by default exactly for ``split="train"``.
+            mean: Mean per channel for pixels in [0, 1], subtracted; by default the published one of a known data set,
+                or that of the training images.
+            std: Standard deviation per channel, divided by; likewise. Both are given, or none.
+            return_index: Give ``(images, targets, index)`` with the int64 ``(B,)`` sample ids, on the CPU.
+            dtype: Of the images: float32, bfloat16 or float16.
+
+        Raises:
+            ValueError: A bad argument, unusable data, fewer samples than ranks, fewer than one batch a rank in
+                training, ``mollify.num_classes`` other than the number of classes, or a GPU asked for and absent.
+            ImportError: The digits without scikit-learn.
+        """
+        self._device = resolve_device(device)
+        self._rank, self._world_size = resolve_rank(rank, world_size)
+        self._train = split == "train" if train is None else train
+        self._batch_size = check_integer("batch_size", batch_size, 1)
+        self._seed = check_integer("seed", seed, 0, 2**63)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+        if mollify is not None and not callable(mollify):
+            raise ValueError(f"mollify must be callable, got {mollify!r}")
+        if (mean is None) != (std is None):
+            raise ValueError(f"mean and std belong together, got mean={mean} and std={std}")
+
+        self.data = data if isinstance(data, SmallData) else read_small(data, split, path)
+        self.root = self.data.root
+        self.classes = self.data.classes
+        self.num_samples = len(self.data)
+        if mean is None or std is None:
+            if isinstance(data, SmallData) and not self._train and data.name is None:
+                raise ValueError(f"mean and std must be given for {self.root}: those of the training images")
+            own = self._train or isinstance(data, SmallData)
+            mean, std = standardisation(self.data if own else data, path)
+        self.mean, self.std = _triple("mean", mean), _triple("std", std, above=0.0)
+        if self.num_samples < self._world_size:
+            raise ValueError(f"{self.root} has {self.num_samples} samples for {self._world_size} ranks")
+        classes = getattr(mollify, "num_classes", len(self.classes))
+        if classes != len(self.classes):
+            raise ValueError(f"mollify has num_classes={classes}, but {self.root} has {len(self.classes)} classes")
+        self._augment_name = describe(augment if self._train else "none")
+        self._augment = self._resolve(augment) if self._train else None
+
+        first, end = (self.num_samples * r // self._world_size for r in (self._rank, self._rank + 1))
+        self._shard = (first, end)
+        if self._train:
+            length = self.num_samples // (self._world_size * self._batch_size)
+            if length == 0:
+                raise ValueError(
+                    f"batch_size={batch_size} is more than the {self.num_samples // self._world_size} samples that "
+                    f"each of {self._world_size} ranks has of {self.root}"
+                )
+        else:
+            length = math.ceil((end - first) / self._batch_size)
+
+        self._images: Tensor | None = torch.from_numpy(self.data.images).to(self._device)
+        self._labels = torch.from_numpy(self.data.labels)
+        self._mollify = mollify
+        self._dtype = dtype
+        self._return_index = return_index
+        self._place = Epochs(length)
+        self._order: tuple[int, _Order] | None = None  # of an epoch
+
+    def _resolve(self, augment: str | Augmentation) -> Augmentation:
+        if not isinstance(augment, str):
+            if not callable(augment):
+                raise ValueError(f"augment must be a name or callable, got {augment!r}")
+            return augment
+        spec = parse_augment(augment)
+        if spec.mix is not None:
+            raise ValueError(f"augment={augment!r}: {spec.mix} is not available for small images yet")
+        height, width = self.data.images.shape[1:3]
+        if height != width:
+            raise ValueError(f"augment={augment!r} needs squares, but {self.root} has {height} x {width} pixels")
+        return Augment(spec, size=width, seed=self._seed)
+
+    def __len__(self) -> int:
+        """Batches an epoch on this rank; constant."""
+        return self._place.length
+
+    @property
+    def epoch(self) -> int:
+        """Epoch the next ``for`` gives (the running one inside a loop)."""
+        return self._place.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next ``for``, as ``DistributedSampler.set_epoch`` does.
+
+        An epoch that a loaded state is in the middle of is kept.
+
+        Raises:
+            ValueError: ``epoch`` is not an integer in [0, 2^24).
+        """
+        self._place.set_epoch(check_integer("epoch", epoch, 0, 2**EPOCH_BITS))
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
+
+        ``images`` are ``(B, 3, H, W)`` of the loader's ``dtype``, standardised, in channels-last memory; ``targets``
+        int64 ``(B,)``, or what ``mollify`` makes of them: float32 ``(B, K)``, or `fastmoll.SoftLabels` from a
+        ``Mollify(targets="short")``. Both are on its device.
+
+        Raises:
+            RuntimeError: The loader was closed, or another ``for`` over it began.
+        """
+        self._require_open()
+        return self._batches(self._place.begin())
+
+    def _batches(self, token: object) -> Iterator[tuple[Any, ...]]:
+        place = self._place
+        while place.position < place.length:
+            images = self._require_open()
+            place.require(token)
+            order = self._order_of(place.epoch)
+            rows = slice(place.position * self._batch_size, (place.position + 1) * self._batch_size)
+            place.position += 1
+            yield self._batch(images, *(part[rows] for part in order))
+        place.end(token)
+
+    def _order_of(self, epoch: int) -> _Order:
+        if self._order is None or self._order[0] != epoch:
+            if self._train:
+                # Counter-based like all other draws: the order follows from (seed, epoch).
+                key = np.array([self._seed, epoch], np.uint64)
+                whole = np.random.Generator(np.random.Philox(key=key)).permutation(self.num_samples)
+                used = len(self) * self._world_size * self._batch_size
+                steps = torch.from_numpy(whole[:used]).view(len(self), self._world_size, self._batch_size)
+                index = steps[:, self._rank].flatten()
+            else:
+                index = torch.arange(*self._shard)
+            labels = self._labels[index]
+            if self._device.type == "cuda":
+                # From pinned memory a copy waits neither for the stream nor for the host.
+                index, labels = index.pin_memory(), labels.pin_memory()
+            self._order = epoch, _Order(index, labels, index.to(self._device, non_blocking=True))
+        return self._order[1]
+
+    def _batch(self, images: Tensor, index: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Any, ...]:
+        mollify, epoch = self._mollify, self.epoch
+        pixels = images[chosen]
+        if self._augment is not None:
+            # Draws made on the CPU tell the host which images an operation is for, without asking the device.
+            drawn = isinstance(self._augment, Augment)
+            pixels = self._augment(pixels, index if drawn else chosen, epoch)
+        tail: dict[str, Any] = {"mean": self.mean, "std": self.std, "dtype": self._dtype}
+        targets: Tensor | SoftLabels
+        if isinstance(mollify, Mollify):
+            # Labels and ids from the CPU, where their values can be checked without waiting.
+            out, targets = mollify.from_pixels(pixels, labels, index, epoch, **tail)
+        else:
+            out, targets = batch_tail(pixels, **tail), labels.to(self._device, non_blocking=True)
+            if mollify is not None:
+                out, targets = mollify(out, targets, index=chosen, epoch=epoch)
+        return (out, targets, index) if self._return_index else (out, targets)
+
+    def close(self) -> None:
+        """Free the images on the device."""
+        self._images = self._order = None
+
+    def _require_open(self) -> Tensor:
+        if self._images is None:
+            raise RuntimeError(f"the loader over {self.root} was closed")
+        return self._images
+
+    def __enter__(self) -> SmallImageLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def fingerprint(self) -> dict[str, int | str]:
+        """What a state depends on; a state is only taken up by a loader that has all of it equal."""
+        return {
+            "data": self.data.fingerprint,
+            "num_samples": self.num_samples,
+            "batch_size": self._batch_size,
+            "world_size": self._world_size,
+            "rank": self._rank,
+            "seed": self._seed,
+            "train": int(self._train),
+            "augment": self._augment_name,
+            "mean": repr(self.mean),
+            "std": repr(self.std),
+            "mollify": describe(self._mollify),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank stands: after the batch that was handed out last. Integers and strings only."""
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self._place.epoch,
+            "position": self._place.position,
+            "fingerprint": self.fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state was taken: the next ``for`` gives the rest of its epoch, bit for bit.
+
+        Raises:
+            ValueError: Not a loader's state, or one of another data set, rank, batch size, seed or set-up; the message
+                names what differs.
+        """
+        check_state(state, self.state_dict())
+        self._place.restore(state["epoch"], state["position"])
+
+
+def _triple(name: str, values: Sequence[float], above: float | None = None) -> Triple:
+    if not isinstance(values, Sequence) or len(values) != 3:
+        raise ValueError(f"{name} must be three numbers, got {values!r}")
+    red, green, blue = (check_number(f"{name}[{i}]", value, above=above) for i, value in enumerate(values))
+    return red, green, blue

@@ -1,0 +1,203 @@
+"""Tests of the trainer of small images as it is run: its flags, killed and resumed, two processes, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import assert_equal, kill_at, log, run
+
+import fastmoll
+from fastmoll.train.config import SMALL_RECIPES, MollifyConfig, OptimConfig, SmallDataConfig, check, parse_small
+from fastmoll.train.small_images import main
+
+# A network with BatchNorm and dropout, its average, steps of several batches with a leftover one, draws for
+# augmentation and mollification: all that a resumed run has to put back.
+SETTINGS = [
+    *("--net", "mobilenet_v3_small", "--model.ema", "0.9", "--optim.accumulate", "2", "--optim.epochs", "3"),
+    *("--data.batch-size", "4", "--augment", "fcr+trivial", "--mollify", "--run.validate-every", "1"),
+    *("--run.log-every", "1", "--run.checkpoint-every", "4", "--run.device", "cpu"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The networks are too small for more, and threads that wait for each other are slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Arrays of three classes of noise around a colour: 45 training images, 11 for validation."""
+    root = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+    for split, count in {"train": 45, "val": 11}.items():
+        labels = np.arange(count) % 3
+        images = generator.integers(0, 120, (count, 32, 32, 3), dtype=np.uint8)
+        images[np.arange(count), :, :, labels] += 100
+        np.save(root / f"{split}.npy", images)
+        np.save(root / f"{split}_labels.npy", labels)
+    return root
+
+
+def test_the_flags_of_the_paper_are_the_papers_recipe() -> None:
+    config = parse_small("--data cifar10 --net presnet50 --augment fcr+trivial --mollify".split())
+    assert config.data == SmallDataConfig(128, "fcr+trivial", "cifar10")
+    assert (config.model.name, config.model.weights, config.mollify) == ("presnet50", None, MollifyConfig())
+    assert config.optim == OptimConfig(300, 0.01, None, 0.9, False, 5e-4, 0.0, 1)
+    plain = parse_small(["--data", "cifar10"])
+    assert (plain.model, plain.optim, plain.data) == (config.model, config.optim, config.data)
+    assert not plain.mollify.enabled and not parse_small(["--mollify", "--no-mollify"]).mollify.enabled
+
+
+def test_the_digits_have_a_recipe_of_their_own() -> None:
+    for arguments in ([], ["--data", "digits"], ["--data.name=digits"]):
+        assert parse_small(arguments) == SMALL_RECIPES["digits"]
+    for config in SMALL_RECIPES.values():
+        check(config)
+        assert json.loads(json.dumps(config.plain())) == config.plain()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    tmp_path: Path, data: Path, world_size: int
+) -> None:
+    # 11 batches of 4 on one process, 5 of 4 on each of two: always one left over after the steps of two batches.
+    arguments = ["--data", data, *SETTINGS, "--optim.epochs", "2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(world_size, whole, *arguments, script="small_images")
+    # In the second epoch.
+    kill_at(log(whole)[-1]["step"] // 2 + 1, world_size, killed, *arguments, script="small_images")
+    assert "resuming" in run(world_size, killed, *arguments, "--resume", script="small_images")
+
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (whole, killed)]
+    for state in states:
+        del state["config"]["run"]  # output and resume differ, as they should
+    assert_equal(*states)
+    assert_equal(*[torch.load(folder / "model.pt", weights_only=True) for folder in (whole, killed)])
+    results = [json.loads((folder / "result.json").read_text())["validation"] for folder in (whole, killed)]
+    assert results[0] == results[1] and results[0]["count"] == 11
+    steps = [(line["kind"], line["step"]) for line in log(whole)]
+    assert [(line["kind"], line["step"]) for line in log(killed)] == steps
+
+    # The weights bring the network, and the mean and deviation they were trained with; one process evaluates alike.
+    evaluation = ["--data", data, "--evaluate", "--model.weights", whole / "model.pt", "--run.device", "cpu"]
+    printed = run(1, tmp_path / "alone", *evaluation, script="small_images")
+    alone = json.loads(printed.splitlines()[-1])["validation"]
+    assert (alone["error"], alone["count"]) == (results[0]["error"], 11)
+    assert alone == pytest.approx(results[0], rel=1e-5)
+
+
+def test_weights_are_evaluated_without_training_images(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    arguments = ["--data", data, *SETTINGS, "--run.max-steps", "2", "--run.output", output]
+    assert main([str(argument) for argument in arguments]) == 0
+    theirs = json.loads((output / "result.json").read_text())["validation"]
+    saved = json.loads((output / "config.json").read_text())["data"]
+    pixels = np.load(data / "train.npy").reshape(-1, 3) / 255
+    assert saved["mean"] == pytest.approx(pixels.mean(0)) and saved["std"] == pytest.approx(pixels.std(0))
+
+    (tmp_path / "other").mkdir()
+    for name in ("val.npy", "val_labels.npy"):
+        (tmp_path / "other" / name).symlink_to(data / name)
+    capsys.readouterr()
+    arguments = ["--data", tmp_path / "other", "--evaluate", "--model.weights", output / "model.pt"]
+    assert main([str(argument) for argument in (*arguments, "--run.device", "cpu")]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run in this process; the one line of its error."""
+    assert main([str(argument) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "cifra10"], "'cifra10' is no file or folder, .* did you mean cifar10"),
+        (["--data", "cifar10"], "cifar10 is neither in .*cifar-10-python.tar.gz"),
+        (["--data", "cifar10", "--data.path", "/nowhere"], "there is no /nowhere, where cifar10 should be"),
+        (["--augment", "fcr+trival"], "'fcr[+]trival': did you mean 'fcr[+]trivial'"),
+        (["--net", "presnet51"], "no classification model 'presnet51'; did you mean presnet50"),
+        (["--net", "vgg11"], "vgg11 can't take images of 16×16 pixels"),
+        (["--data.batch-size", "46"], "batch_size=46 is more than the 45 samples"),
+        (["--data.mean", "0", "0", "0"], "--data.mean and --data.std belong together"),
+        (["--mollify.beta", "1", "-2"], "beta.*-2"),
+        (["--optim.lr", "-1"], "--optim.lr must be positive, got -1"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    for path in data.iterdir():
+        array = np.load(path)
+        np.save(place / path.name, array[:, ::2, ::2] if array.ndim == 4 else array)
+    line = fails(capsys, "--data", place, *SETTINGS, "--run.output", tmp_path / "run", *arguments)
+    assert re.search(message, line), line
+    assert not (tmp_path / "run").exists()
+
+
+def test_validation_images_that_do_not_fit_the_training_images_are_refused(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in data.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    settings = ["--data", tmp_path, *SETTINGS, "--run.output", tmp_path / "run"]
+    (tmp_path / "val.npy").unlink()
+    np.save(tmp_path / "val.npy", np.zeros((11, 24, 24, 3), np.uint8))
+    assert re.search(r"train.npy has images of 32 x 32 pixels, .*val.npy of 24 x 24", fails(capsys, *settings))
+    (tmp_path / "val.npy").unlink()
+    np.save(tmp_path / "val.npy", np.zeros((11, 32, 24, 3), np.uint8))
+    assert "val.npy has images of 32 x 24 pixels, but networks take squares" in fails(capsys, *settings)
+
+
+def test_a_run_on_other_images_is_not_resumed(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, output = tmp_path / "other", tmp_path / "run"
+    other.mkdir()
+    for path in data.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    arguments = ["--data", data, *SETTINGS, "--run.output", output, "--run.max-steps"]
+    assert main([str(argument) for argument in (*arguments, 1)]) == 0
+    # The same images at another place are the same data set.
+    moved = ["--data", other, *SETTINGS, "--run.output", output, "--resume", "--run.max-steps"]
+    assert main([str(argument) for argument in (*moved, 2)]) == 0
+    images = np.load(other / "train.npy")
+    images[0, 0, 0], images[1, 0, 0] = images[1, 0, 0].copy(), images[0, 0, 0].copy()  # the same mean and deviation
+    np.save(other / "train.npy", images)
+    capsys.readouterr()
+    assert "loader state does not fit: data was" in fails(capsys, *moved, 3)
+
+
+def test_torchrun_runs_the_script_on_the_digits_with_nothing_said(tmp_path: Path) -> None:
+    script = Path(fastmoll.__file__).resolve().parent.parent / "train" / "small_images.py"
+    path = os.pathsep.join([str(script.parent.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", script, "--run.max-steps", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    (output,) = (tmp_path / "runs").iterdir()
+    assert output.name.startswith("digits-")
+    assert json.loads((output / "result.json").read_text())["validation"]["count"] == 355

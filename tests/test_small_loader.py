@@ -1,0 +1,305 @@
+"""Tests of the loader of small images: every sample counted once, draws that batches and resumes don't change."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fastmoll
+from fastmoll.pipelines.small import SmallData
+from fastmoll.small_loader import SmallImageLoader
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def data(count: int = 23, size: int = 32, name: str | None = None) -> SmallData:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (count, size, size, 3), np.uint8)
+    return SmallData(images, np.arange(count) % 5, list("abcde"), Path("made"), name)
+
+
+def loader(*, of: SmallData | None = None, **changes: Any) -> SmallImageLoader:
+    options = {"batch_size": 4, "augment": "fcr+trivial", "device": "cpu", "return_index": True, "seed": 3}
+    options |= {"mean": MEAN, "std": STD, **changes}
+    return SmallImageLoader(data() if of is None else of, **options)
+
+
+def ids(batches: Any) -> list[int]:
+    return [int(sample) for batch in batches for sample in batch[2]]
+
+
+def assert_same(ours: list[Any], theirs: list[Any]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a, b)
+
+
+def by_sample(batches: Any) -> dict[int, tuple[Tensor, Tensor]]:
+    return {
+        int(sample): (image, target)
+        for images, targets, index in batches
+        for image, target, sample in zip(images, targets, index, strict=True)
+    }
+
+
+def test_evaluation_gives_the_standardised_pixels_in_order() -> None:
+    whole = data()
+    images, targets = (torch.cat(part) for part in zip(*loader(split="val", return_index=False), strict=True))
+    expected = (whole.images / 255 - np.array(MEAN)) / np.array(STD)
+    np.testing.assert_allclose(images.permute(0, 2, 3, 1), expected, atol=2e-6)
+    assert images.dtype == torch.float32 and images.is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(targets, whole.labels) and targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_in_evaluation_every_sample_comes_once_over_all_ranks(world_size: int) -> None:
+    ranks = [loader(split="val", rank=rank, world_size=world_size) for rank in range(world_size)]
+    shares = [list(rank) for rank in ranks]
+    assert [len(share) for share in shares] == [len(rank) for rank in ranks]
+    assert sorted(ids(chain(*shares))) == list(range(23))
+    assert all(rank.num_samples == 23 for rank in ranks)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_in_training_ranks_share_full_batches_without_overlap_and_leave_out_others_each_epoch(world_size: int) -> None:
+    ranks = [loader(rank=rank, world_size=world_size) for rank in range(world_size)]
+    seen: list[list[int]] = []
+    for _ in range(6):
+        shares = [list(rank) for rank in ranks]
+        assert all(len(share) == 23 // world_size // 4 for share in shares)
+        assert all(len(batch[2]) == 4 for share in shares for batch in share)
+        seen.append(ids(chain(*shares)))
+        assert len(set(seen[-1])) == len(seen[-1])
+    assert len({tuple(epoch) for epoch in seen}) == 6
+    assert set(chain(*seen)) == set(range(23))
+
+
+def test_a_step_has_the_same_images_on_one_rank_and_on_several() -> None:
+    alone = [index.tolist() for _, _, index in loader(batch_size=8)]
+    ranks = [list(loader(rank=rank, world_size=2)) for rank in range(2)]
+    assert alone == [first[2].tolist() + second[2].tolist() for first, second in zip(*ranks, strict=True)]
+
+
+def test_the_order_follows_from_seed_and_epoch() -> None:
+    first, again, other = loader(), loader(), loader(seed=4)
+    orders = [ids(first), ids(first)]
+    again.set_epoch(1)
+    assert ids(again) == orders[1]
+    assert ids(other) not in orders
+
+
+@pytest.mark.parametrize("augment", ["fcr+trivial", "fc+augmix"])
+def test_an_image_is_the_same_in_every_batch_size_and_rank_and_another_each_epoch(augment: str) -> None:
+    mollify = fastmoll.Mollify(5, seed=3)
+    one = loader(augment=augment, mollify=mollify)
+    epochs = [by_sample(one), by_sample(one)]
+    for other in (
+        loader(batch_size=7, augment=augment, mollify=mollify),
+        loader(batch_size=2, augment=augment, mollify=mollify, rank=1, world_size=2),
+    ):
+        for sample, (image, target) in by_sample(other).items():
+            if sample in epochs[0]:
+                torch.testing.assert_close(image, epochs[0][sample][0], rtol=0, atol=1e-6)
+                assert torch.equal(target, epochs[0][sample][1])
+    both = epochs[0].keys() & epochs[1].keys()
+    assert len(both) > 10
+    assert sum(torch.equal(epochs[0][sample][0], epochs[1][sample][0]) for sample in both) <= 1
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 7])
+@pytest.mark.parametrize("targets", ["dense", "short"])
+def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, stop: int, targets: str) -> None:
+    def make() -> SmallImageLoader:
+        return loader(mollify=fastmoll.Mollify(5, seed=3, targets=targets))
+
+    def flat(batch: Any) -> list[Any]:
+        images, made, index = batch
+        return [images, *(made[:2] if targets == "short" else [made]), index]
+
+    uninterrupted = make()
+    whole = [flat(batch) for _ in range(3) for batch in uninterrupted]
+    interrupted, taken = make(), 0
+    while taken < stop:
+        for _ in interrupted:
+            taken += 1
+            if taken == stop:
+                torch.save(interrupted.state_dict(), tmp_path / "state.pt")
+                break
+    resumed = make()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    resumed.set_epoch(resumed.epoch)  # as a trainer does at the head of its loop
+    rest = []
+    while len(rest) < len(whole) - stop:
+        rest += [flat(batch) for batch in resumed]
+    assert_same(rest, whole[stop:])
+
+
+def test_break_begins_the_epoch_again_and_a_finished_one_leads_to_the_next() -> None:
+    one = loader()
+    first = next(iter(one))
+    whole = list(one)
+    assert_same([first], whole[:1])
+    assert one.epoch == 1
+    assert ids(one) != ids(whole) and one.epoch == 2
+    old = iter(one)
+    next(old)
+    next(iter(one))
+    with pytest.raises(RuntimeError, match="another one began"):
+        next(old)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"batch_size": 5}, "batch_size"),
+        ({"seed": 4}, "seed"),
+        ({"rank": 1, "world_size": 2}, "world_size"),
+        ({"augment": "fcr"}, "augment"),
+        ({"augment": torch.nn.Identity()}, "augment"),
+        ({"train": False}, "train"),
+        ({"std": (0.1, 0.1, 0.1)}, "std"),
+        ({"mollify": fastmoll.Mollify(5)}, "mollify"),
+        ({"of": data(24)}, "data"),
+    ],
+)
+def test_the_state_of_another_loader_is_refused_by_name(change: dict[str, Any], name: str) -> None:
+    state = loader().state_dict()
+    with pytest.raises(ValueError, match=f"loader state does not fit: {name} was "):
+        loader(**change).load_state_dict(state)
+
+
+def test_what_is_no_state_is_refused() -> None:
+    one = loader()
+    state = one.state_dict()
+    for bad, message in (
+        ({}, "version is None"),
+        ({**state, "version": 9}, "version is 9"),
+        ({k: v for k, v in state.items() if k != "position"}, "lacks position"),
+        ({**state, "position": 6}, r"state's position must be an integer in \[0, 6\), got 6"),
+        ({**state, "epoch": -1}, "state's epoch must be an integer at least 0, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            one.load_state_dict(bad)
+    assert len(list(one)) == 5
+
+
+def test_an_augmentation_may_be_any_function_of_pixels_ids_and_epoch() -> None:
+    calls = []
+
+    def invert(images: Tensor, index: Tensor, epoch: int) -> Tensor:
+        calls.append((images.dtype, tuple(images.shape), index.tolist(), epoch))
+        return 255 - images
+
+    one = loader(augment=invert)
+    one.set_epoch(2)
+    plain = loader(augment="none")
+    plain.set_epoch(2)
+    (images, _, index), (theirs, *_) = next(iter(one)), next(iter(plain))
+    assert calls == [(torch.uint8, (4, 32, 32, 3), index.tolist(), 2)]
+    total = torch.tensor([(1 - 2 * m) / s for m, s in zip(MEAN, STD, strict=True)]).view(3, 1, 1)
+    torch.testing.assert_close(images + theirs, total.expand_as(images), rtol=0, atol=1e-5)
+
+
+def test_any_function_may_mollify_and_gets_standardised_images_ids_and_epoch() -> None:
+    def double(images: Tensor, targets: Tensor, index: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        return images * 2, targets + 100 * index + epoch
+
+    one, plain = loader(augment="none", mollify=double), loader(augment="none")
+    for (images, targets, index), (theirs, labels, _) in zip(one, plain, strict=True):
+        assert torch.equal(images, 2 * theirs) and torch.equal(targets, labels + 100 * index)
+
+
+def test_images_are_mollified_as_mollify_does_it() -> None:
+    mollify = fastmoll.Mollify(5, seed=9)
+    ours, plain = loader(augment="fc", mollify=mollify), loader(augment="fc")
+    for (images, targets, _), (theirs, labels, index) in zip(ours, plain, strict=True):
+        expected, soft = mollify(theirs, labels, index, 0)
+        torch.testing.assert_close(images, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(targets, soft)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_images_come_in_the_type_that_was_asked_for(dtype: torch.dtype) -> None:
+    assert next(iter(loader(dtype=dtype)))[0].dtype == dtype
+
+
+def test_without_mean_and_deviation_the_images_of_an_unknown_set_are_standardised_by_its_training_images(
+    tmp_path: Path,
+) -> None:
+    whole = data()
+    for split, rows in (("train", slice(0, 15)), ("val", slice(15, 23))):
+        np.save(tmp_path / f"{split}.npy", whole.images[rows])
+        np.save(tmp_path / f"{split}_labels.npy", whole.labels[rows])
+    train, val = (
+        SmallImageLoader(tmp_path, split, batch_size=15, augment="none", device="cpu") for split in ("train", "val")
+    )
+    images = next(iter(train))[0]
+    assert images.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=1e-4)
+    assert images.std((0, 2, 3), correction=0).tolist() == pytest.approx([1] * 3, abs=1e-4)
+    assert (train.mean, train.std) == (val.mean, val.std)
+    assert train.mean == pytest.approx(whole.images[:15].mean((0, 1, 2)) / 255)
+    with pytest.raises(ValueError, match="mean and std must be given for made: those of the training images"):
+        SmallImageLoader(whole, "val", device="cpu")
+    assert SmallImageLoader(data(name="cifar10"), "val", device="cpu").mean == (0.4914, 0.4822, 0.4465)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be .*got 0"),
+        ({"batch_size": 24}, "batch_size=24 is more than the 23 samples that each of 1 ranks has"),
+        ({"seed": -1}, "seed must be .*got -1"),
+        ({"augment": "fcr+trival"}, "augment must be .*'fcr[+]trival': did you mean 'fcr[+]trivial'"),
+        ({"augment": 5}, "augment must be a name or callable, got 5"),
+        ({"mollify": 5}, "mollify must be callable, got 5"),
+        ({"mollify": fastmoll.Mollify(6)}, "num_classes=6, but made has 5 classes"),
+        ({"dtype": torch.float64}, "dtype must be .*float64"),
+        ({"std": (0.1, 0, 0.1)}, r"std\[1\] must be .* got 0"),
+        ({"mean": (0.1, 0.2)}, "mean must be three numbers"),
+        ({"mean": None}, "mean and std belong together"),
+        ({"rank": 0}, "rank and world_size belong together"),
+        ({"rank": 0, "world_size": 24}, "made has 23 samples for 24 ranks"),
+        ({"device": "tpu"}, "device must be"),
+        ({"of": SmallData(np.zeros((9, 8, 6, 3), np.uint8), np.zeros(9, np.int64), ["a"])}, "needs squares.*8 x 6"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loader(**change)
+    with pytest.raises(ValueError, match="epoch must be"):
+        loader().set_epoch(-1)
+
+
+def test_a_closed_loader_says_so() -> None:
+    with loader() as one:
+        batches = iter(one)
+        next(batches)
+    for use in (lambda: next(batches), lambda: iter(one)):
+        with pytest.raises(RuntimeError, match="the loader over made was closed"):
+            use()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("augment", ["fcr+trivial", "fcr+auto"])
+def test_a_gpu_gives_the_images_and_labels_of_the_cpu_without_waiting(augment: str) -> None:
+    mollify = fastmoll.Mollify(5, seed=9)
+    cpu, gpu = (loader(augment=augment, mollify=mollify, device=device) for device in ("cpu", "cuda"))
+    for (images, targets, index), (theirs, soft, other) in zip(cpu, gpu, strict=True):
+        assert torch.equal(index, other)
+        # A rounded grey level of an augmentation may differ.
+        assert ((images - theirs.cpu()).abs() > 0.05).float().mean() < 0.01
+        torch.testing.assert_close(targets, soft.cpu(), rtol=1e-5, atol=1e-6)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gpu.set_epoch(3)
+        for _ in gpu:
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
