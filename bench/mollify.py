@@ -13,6 +13,7 @@ from harness import spread
 from peers import DenseDCT
 from torch import Tensor
 
+from fastmoll.kernels import recycled
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, NOISE, draw
 from fastmoll.kernels.heat_blur import heat_blur
@@ -72,11 +73,17 @@ def bench_mollify(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict
 
     theirs = DenseDCT(size, images.device)
     changed, target = images.clone(), torch.empty_like(images)
+
+    def into_new_memory() -> Tensor:
+        recycled.forget()
+        return mollify_cpu(images, role, t, index=index)
+
     sides: dict[str, Callable[[], Tensor]] = {
         "dense DCT, masks, randn (in place)": lambda: theirs(changed, role, t),
         "fastmoll in place": lambda: mollify_cpu(changed, role, t, index=index, out=changed),
         "fastmoll into a buffer": lambda: mollify_cpu(images, role, t, index=index, out=target),
-        "fastmoll into new memory": lambda: mollify_cpu(images, role, t, index=index),
+        "fastmoll, a new tensor each": lambda: mollify_cpu(images, role, t, index=index),
+        "fastmoll into new memory": into_new_memory,
         "reference": lambda: _gathered(images, role, t, index),
         "copy into a buffer": lambda: target.copy_(images),
         "copy into new memory": images.clone,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from augment import bench_augment
 from fused import bench_kernels
 from harness import environment, table
 from loader import bench_loader
@@ -26,6 +27,7 @@ from training import bench_train
 from tune import bench_tune
 
 BENCHMARKS: dict[str, Callable[..., Any]] = {
+    "augment": bench_augment,
     "kernels": bench_kernels,
     "loader": bench_loader,
     "mollify": bench_mollify,

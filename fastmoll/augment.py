@@ -67,7 +67,7 @@ def parse_augment(name: str) -> AugmentSpec:
     """
     spec = _SPECS.get(name) if isinstance(name, str) else None
     if spec is None:
-        near = difflib.get_close_matches(str(name), NAMES, 1, 0.0)[0]
+        near = difflib.get_close_matches(str(name).lower(), NAMES, 1, 0.0)[0]
         raise ValueError(
             f"augment must be {', '.join(BASES)}, then perhaps + and {', '.join(POLICIES)}, then perhaps + and "
             f"{' or '.join(MIXES)}; got {name!r}: did you mean {near!r}?"

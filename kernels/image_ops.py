@@ -72,11 +72,12 @@ def warp(images: Tensor, matrix: Tensor, window: Tensor | None = None, *, biline
     batch, height, width, _ = images.shape
     floating = (torch.float32, torch.float64)
     check_tensor("matrix", matrix, (batch, 2, 3), floating, images.device)
-    low = torch.zeros((), dtype=torch.int64, device=images.device)
-    edges = upload(torch.tensor([0, height, 0, width]), images.device).expand(batch, 4)
-    if window is not None:
+    if window is None:
+        edges = upload(torch.tensor([0, height, 0, width]), images.device).expand(batch, 4)
+    else:
         check_tensor("window", window, (batch, 4), (torch.int64,), images.device)
-        edges = torch.maximum(torch.minimum(window, edges[:, [1, 1, 3, 3]]), low)
+        # A list as an index would be a tensor of the host, for which a GPU waits.
+        edges = torch.minimum(window, upload(torch.tensor([height, height, width, width]), images.device)).clamp(min=0)
     if _compiled(images):
         return _run_warp(images, matrix.float(), edges, bilinear)
     return _warp(images, matrix.float(), edges, bilinear)

@@ -66,22 +66,26 @@ def _bilinear(image: Any, out: Any, matrix: Any, y0: Any, y1: Any, x0: Any, x1: 
             p, q = x - fx, y - fy
             u, v = np.int64(fx), np.int64(fy)
             w00, w01, w10, w11 = (_ONE - p) * (_ONE - q), p * (_ONE - q), (_ONE - p) * q, p * q
-            # A pixel outside weighs nothing, and is read at a place that exists.
-            u0, u1, v0, v1 = max(u, x0), min(u + 1, x1 - 1), max(v, y0), min(v + 1, y1 - 1)
-            if u < x0:
-                w00 = w10 = _ZERO
-            if u + 1 >= x1:
-                w01 = w11 = _ZERO
-            if v < y0:
-                w00 = w01 = _ZERO
-            if v + 1 >= y1:
-                w10 = w11 = _ZERO
+            if u < x0 or u + 1 >= x1 or v < y0 or v + 1 >= y1:
+                # A pixel outside weighs nothing, and is read at a place that exists.
+                if u < x0:
+                    w00 = w10 = _ZERO
+                if u + 1 >= x1:
+                    w01 = w11 = _ZERO
+                if v < y0:
+                    w00 = w01 = _ZERO
+                if v + 1 >= y1:
+                    w10 = w11 = _ZERO
+                u0, u1, v0, v1 = max(u, x0), min(u + 1, x1 - 1), max(v, y0), min(v + 1, y1 - 1)
+            else:
+                u0, u1, v0, v1 = u, u + 1, v, v + 1
+            above, below = image[v0], image[v1]
             for c in range(3):
-                total = np.float32(image[v0, u0, c]) * w00
-                total = total + np.float32(image[v0, u1, c]) * w01
-                total = total + np.float32(image[v1, u0, c]) * w10
-                total = total + np.float32(image[v1, u1, c]) * w11
-                out[i, j, c] = np.uint8(np.rint(total))
+                total = np.float32(above[u0, c]) * w00
+                total = total + np.float32(above[u1, c]) * w01
+                total = total + np.float32(below[u0, c]) * w10
+                total = total + np.float32(below[u1, c]) * w11
+                out[i, j, c] = np.uint8(np.int32(np.rint(total)))
 
 
 @_compiled

@@ -68,11 +68,12 @@ def mollify_cpu(
         sigma_min: blur scale at ``t = 0``, in pixels, positive.
         sigma_max: blur scale at ``t = 1``, in pixels, at least ``sigma_min``; default: the width ``W``, or
             ``sigma_min`` for images narrower than that.
-        out: where to write: a tensor with the shape, dtype and strides of ``x``, or ``x`` itself. Memory that was
-            written before costs less than new memory, whose every page the system has to clear.
+        out: where to write: a tensor with the shape, dtype and strides of ``x``, or ``x`` itself, which saves copies
+            of clean images.
 
     Returns:
-        ``out``, or a new tensor with the shape, dtype and memory format of ``x``. Float32 arithmetic, rounded once.
+        ``out``, or a new tensor with the shape, dtype and memory format of ``x``; a large one takes the memory of an
+        earlier result that is gone, see :mod:`fastmoll.kernels.recycled`. Float32 arithmetic, rounded once.
 
     Raises:
         ValueError: an argument outside the ranges above, images that require grad, or images not on the CPU.

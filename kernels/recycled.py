@@ -43,6 +43,11 @@ def empty_like(x: Tensor) -> Tensor:
     return torch.empty(0, dtype=x.dtype).set_(storage, 0, plain.shape, plain.stride())
 
 
+def forget() -> None:
+    """Give the block that is kept back to the system."""
+    _spare.clear()
+
+
 def _keep(block: Tensor) -> None:
     _spare[:] = [block]
 

@@ -1,15 +1,17 @@
 """RandAugment, AutoAugment and TrivialAugment inside a DALI graph, on the CPU or a GPU: DALI's automatic augmentation
 with torchvision's operations, magnitudes and sub-policies.
 
-DALI's own suites are other ones: magnitudes, the sign of the colour operations, the sub-policies of AutoAugment
-(those of DALI's ``image_net`` are not the published ones), grey instead of black corners, and linear interpolation. What
-stays DALI's are the operations themselves. They differ from torchvision's in these, by at most so much an image, on
-photographs (``tests/test_dali_augment.py`` holds every magnitude to it):
+DALI's own suites are other ones: magnitudes, signs of the colour operations, the sub-policies of AutoAugment (those of
+``auto_augment_image_net`` are not the published ones), grey instead of black corners, linear interpolation. What stays
+DALI's are the operations themselves. On photographs they differ from torchvision's by (``tests/test_dali_augment.py``
+holds every magnitude of every policy to it; mean over an image at the worst magnitude, largest at a pixel):
 
-- Brightness, Color, Contrast, AutoContrast: rounded instead of truncated, one grey level;
-- Sharpness: the rim of one pixel is sharpened, too; torchvision leaves it;
-- Equalize: OpenCV's formula instead of Pillow's;
-- shears and rotations: the same, but for pixels whose source lies halfway between two.
+- Brightness, AutoContrast, Sharpness: 0.6 grey levels, 1 (rounded, not truncated); and Sharpness works on the rim of
+  one pixel, too, which torchvision leaves;
+- Color, Contrast: 1.2 grey levels, 3 (rounded, and other last digits of the weights of grey);
+- Equalize: up to 7 grey levels, 30: the formula of OpenCV instead of Pillow's;
+- shears and rotations: equal, but for pixels whose source lies halfway between two (within 1e-3 pixels);
+- translations, Posterize, Solarize, Invert: equal.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def policy(name: str, size: int) -> Callable[[Any], Any]:
         return functools.partial(_rand, suite)
     if name == "trivial":
         return functools.partial(_trivial, suite)
-    pairs = [[(known[key], probability, place) for key, probability, place in pair] for pair in AUTO_AUGMENT["imagenet"]]
+    pairs = [
+        [(known[key], probability, place) for key, probability, place in pair] for pair in AUTO_AUGMENT["imagenet"]
+    ]
     return functools.partial(_auto, Policy(name="AutoAugment", num_magnitude_bins=10, sub_policies=pairs))
 
 

@@ -84,10 +84,10 @@ def _random_crop(encoded: Any, config: GraphConfig) -> Any:
 def _rotate(images: Any, angle: Any, size: int) -> Any:
     """Crops of any size to ``size``², rotated counter-clockwise by ``angle`` degrees about their centre, black outside.
 
-    One resampling, linear. Compared with the filtered image, rotated exactly, it is off by 3.4 grey levels on average;
-    a filtered resize and then torchvision's rotation, which takes the nearest pixel, by 4.7; a linear rotation after a
-    filtered resize, by 3.1 at twice the cost (the test photographs, DALI on a CPU). Without a filter, though, crops far
-    larger than the output would alias: those are reduced first.
+    One resampling, linear: compared with the exact average over each rotated pixel it is off by 3.3 grey levels, for
+    1.1 ms of a CPU an image more than a crop without rotation. Torchvision's way, a filtered resize and then a rotation
+    that takes the nearest pixel, is off by 4.7 for 0.2 ms; a linear rotation there, by 3.1 for 1.8 ms (photographs of
+    ImageNet). Without a filter, though, crops far larger than the output would alias: those are reduced first.
     """
     shape = images.shape(dtype=types.FLOAT)
     largest = _SHARPEST * size

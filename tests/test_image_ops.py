@@ -54,6 +54,15 @@ def torchvision(images: Tensor, name: str, magnitude: float, bilinear: bool) -> 
     return torch.stack(done).permute(0, 2, 3, 1)
 
 
+def ties(name: str, magnitude: float, size: int, reach: float) -> Tensor:
+    """Pixels whose source is halfway between two, by less than ``reach`` pixels, bool ``(size, size)``."""
+    op, m = torch.tensor([OPERATIONS.index(name)]), torch.tensor([magnitude])
+    a, b, c, d, e, f = image_ops._matrices(op, m, size, size).flatten().tolist()
+    row, column = torch.meshgrid(*[torch.arange(size, dtype=torch.float64)] * 2, indexing="ij")
+    x, y = a * column + b * row + c, d * column + e * row + f
+    return torch.maximum(*(0.5 - (place - place.round()).abs() < reach for place in (x, y)))
+
+
 def planes(images: Tensor) -> Tensor:
     return images.permute(0, 3, 1, 2)
 
@@ -79,11 +88,7 @@ def test_photometric_operations_are_torchvisions_within_one_grey_level(name: str
 def test_nearest_geometry_is_torchvisions_but_for_ties(name: str, size: int) -> None:
     images = photographs(size)
     for magnitude in every_magnitude(name, size):
-        op, m = torch.tensor([OPERATIONS.index(name)]), torch.tensor([magnitude])
-        a, b, c, d, e, f = image_ops._matrices(op, m, size, size).flatten().tolist()
-        row, column = torch.meshgrid(*[torch.arange(size, dtype=torch.float64)] * 2, indexing="ij")
-        x, y = a * column + b * row + c, d * column + e * row + f
-        tie = torch.maximum(*(0.5 - (place - place.round()).abs() < 1e-4 for place in (x, y)))
+        tie = ties(name, magnitude, size, 1e-4)
         wrong = (alike(images, name, magnitude) != torchvision(images, name, magnitude, False)).any(3)
         assert not (wrong & ~tie).any(), magnitude
 
@@ -163,10 +168,11 @@ def test_a_gpu_gives_the_bits_of_the_cpu(known: bool) -> None:
     op = torch.arange(len(images)) % len(OPERATIONS)
     magnitude = torch.linspace(0, 0.9, len(images))
     where = "cpu" if known else "cuda"
+    arguments = images.cuda(), op.to(where), magnitude.to(where)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        done = apply(images.pin_memory().to("cuda", non_blocking=True), op.to(where), magnitude.to(where))
+        done = apply(*arguments)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     unequal = (done.cpu() != apply(images, op, magnitude)).float().mean()

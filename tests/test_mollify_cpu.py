@@ -174,8 +174,12 @@ def test_large_memory_that_is_free_is_used_again():
     assert other.data_ptr() != place
     del kept
     assert mollify_cpu(x, MIXED, TEMPERATURES).data_ptr() == place
-    half = mollify_cpu(x[:7], MIXED[:7], TEMPERATURES[:7])
-    assert torch.equal(half, other[:7])
+    part = mollify_cpu(x[:7], MIXED[:7], TEMPERATURES[:7])
+    assert torch.equal(part, other[:7])
+    del part
+    assert len(recycled._spare) == 1
+    recycled.forget()
+    assert not recycled._spare
 
 
 def test_several_threads_may_call_it_at_once():
