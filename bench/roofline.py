@@ -10,7 +10,8 @@ The model, for each launch and each card:
 - **tensor**: multiply-adds really issued: whole blocks, over the band only.
 - **issue**: instructions of the compiled kernel. Code on the path of a role counts once a warp, a loop as often as the
   shape says: loops with matrix instructions by the products they must do, others by elements. In a loop of the
-  pointwise kernels, both sides of a forward branch (flip or not) count half. One instruction a cycle and scheduler.
+  pointwise kernels, both sides of a forward branch (flip or not) count half. One instruction a cycle and scheduler,
+  or one in ``WARP_CYCLES`` of each warp that is resident, if those are too few.
 - **xu**, **imad**, **alu**, **lsu**: the same instructions against the pipes they share: 16 lanes a cycle and
   multiprocessor for MUFU and I2F, 64 for integer multiply-add (wide ones twice) and for integer logic, and for loads
   and stores 32 words.
@@ -53,6 +54,7 @@ SIZES = (32, 64, 224, 256, 288, 384)
 ROLES = {"mixed": (1 / 3, 1 / 3, 1 / 3), "clean": (1.0, 0.0, 0.0), "noise": (0.0, 1.0, 0.0), "blur": (0.0, 0.0, 1.0)}
 """Shares of clean, noised and blurred images."""
 
+WARP_CYCLES = 7.0  # from one instruction of a warp to its next: measured on an H200, for the CUDA C++ kernel
 REACHED = 0.75  # of the peak of a pipe, in kernels that do more than one thing
 LAUNCH_US, GAP_US = 2.0, 1.0  # around the first launch (also of a copy), before each further one
 IDLE_US = 0.5  # a block that reads its role and leaves
@@ -330,31 +332,40 @@ def cuda_model(size: int, architecture: int) -> LaunchModel:
     code = Code(sass)
     work = cuda_work(size, rows)
     tiles, groups = math.ceil(size / rows), math.ceil(size / 32)
-    stream = [x for x in code.find("STG.*128", "HMMA") if code.count("STG", x) == 1]
+    stream, stage = code.find("STG.*128", "HMMA"), code.find("LDGSTS", "HMMA")
+    # One loop for each of three words of four pixels, or one for all of them.
     product1, product2 = code.find("HMMA", "LDS\\b"), code.find("HMMA", "LDG")
     product2 = [x for x in product2 if x not in product1]
-    if not (len(stream) == len(product1) == len(product2) == 1):
+    if not (stream and stage and product1 and len(product2) == 1):
         raise ValueError(f"the loops of batch_tail.cu for sm_{architecture} are not as expected")
-    clean, noise = (code.body(stream[0], noise=noised) for noised in (False, True))
-    rounds = math.ceil(rows * size * CHANNELS / (8 * (plan.threads // 3 * 3))) * tiles * warps
+    # The most unrolled of each does the work, what others do is left over.
+    stream, stage = (max(found, key=lambda x: x.last - x.first) for found in (stream, stage))
+    clean, noise = (code.body(stream, noise=noised) for noised in (False, True))
+    rounds = (
+        math.ceil(rows * size * CHANNELS / (8 * (plan.threads // 3 * 3))) * tiles * warps / code.count("STG", stream)
+    )
+    staged = times(code.body(stage), tiles * rows * size * CHANNELS / 8 / 32 / code.count("LDGSTS", stage))
 
     parts = []
     first = mean_steps(lambda s: cuda_steps(size, rows, 16, s), size)
     second = mean_steps(lambda s: cuda_steps(size, 32, 32, s), size)
-    for loop, steps, around in (
-        (product1[0], first * CHANNELS * groups * (rows // 16) * 4, tiles * groups * CHANNELS),
-        (product2[0], second * tiles * (rows // 16) * CHANNELS * 4, tiles * groups * (rows // 16)),
+    for loops, steps, around in (
+        (product1, first * CHANNELS * groups * (rows // 16) * 4, tiles * groups * CHANNELS),
+        (product2, second * tiles * (rows // 16) * CHANNELS * 4, tiles * groups * (rows // 16)),
     ):
-        parts.append(times(code.tally(range(loop.first, loop.last + 1)), steps / code.count("HMMA", loop)))
-        shell = min((x for x in code.loops if x != loop and code.inside(loop, x)), key=lambda x: x.last - x.first)
-        parts.append(times(code.body(shell, [loop]), around))
+        for loop in loops:
+            body = code.tally(range(loop.first, loop.last + 1))
+            parts.append(times(body, steps / len(loops) / code.count("HMMA", loop)))
+        outer = [x for x in code.loops if x not in loops and all(code.inside(loop, x) for loop in loops)]
+        shell = min(outer, key=lambda x: x.last - x.first)
+        parts.append(times(code.body(shell, loops), around / len(loops)))
     # What a block prepares: loops in their order, the most unrolled of each kind; square images prepare once.
     reach = np.minimum(np.ceil(np.maximum(32, 4 * scales(size))), size)
     terms = np.minimum(np.ceil(6.5 * size / (scales(size) * math.pi)), size)
-    sums = float(np.mean((reach + 1) * np.ceil((terms + 1) / 32)))
+    sums = float(np.mean((reach + 1) / 4 * np.ceil((terms + 1) / 8)))  # eight lanes a sum, four sums a warp
     padded = 3 * groups * 32
     for has, has_not, unit, elements in (
-        ("FCHK", "MUFU.EX2|STG", "FCHK", 2 * size / 32),
+        ("STS", "MUFU|STG|LDS\\b|HMMA|LDSM|FADD", "STS", 2 * size / 32),
         ("MUFU.EX2", "STG|MUFU.SIN", "MUFU.EX2", size / 32),
         ("FFMA", "SHFL|MUFU|FCHK|HMMA|STG|STS", "FFMA", sums),
         ("FADD", "FFMA|STS|HMMA|STG|IABS", "LDS", float(np.mean(reach)) / 32 * warps),
@@ -370,8 +381,9 @@ def cuda_model(size: int, architecture: int) -> LaunchModel:
     if sums_shells:
         shell = min(sums_shells, key=lambda x: x.last - x.first)
         inside = [x for x in code.inner if x != shell and code.inside(x, shell)]
-        parts.append(times(code.body(shell, inside), tiles * float(np.mean(reach + 1))))
-    instructions = (times(clean, rounds), times(noise, rounds), total_of(parts))
+        parts.append(times(code.body(shell, inside), tiles * float(np.mean(reach + 1)) / 4))
+    instructions = (total_of([times(role, rounds), staged]) for role in (clean, noise))
+    instructions = (*instructions, total_of(parts))
     roles = (replace(w, instructions=c) for w, c in zip(work, instructions, strict=True))
     return LaunchModel(
         "batch_tail", (next(roles), next(roles), next(roles)), plan.threads, registers, plan.shared, False
@@ -397,21 +409,22 @@ def predict(models: Sequence[LaunchModel], card: Card, shares: Sequence[float], 
         # What is left dirty in the cache may never have to be written, if what follows reads it while it is there.
         moved = pixels + result + miss_in * (taken + left)
         before = own
+        resident = max(1, min(
+            65536 // (max(model.registers, 16) * model.threads), 2048 // model.threads,
+            card.shared_kb * 1024 // (model.shared + 1024), 32,
+        ))  # fmt: skip
+        warps = resident * model.threads / 32 / 4  # of a scheduler
         cycles = card.multiprocessors * card.ghz * 1e3  # of all multiprocessors in a µs
         bounds = {
             "memory": moved / card.tb_s / 1e6,
             "l2": mean("l2") / card.l2_tb_s / 1e6,
             "tensor": mean("flops") / (card.tflops * (1.0 if model.wgmma else card.mma_sync)) / 1e6,
-            "issue": counts["warp"] / 4 / cycles,
+            "issue": counts["warp"] / 4 / cycles * max(1.0, WARP_CYCLES / warps),
             "xu": counts["xu"] * 2 / cycles,
             "imad": counts["imad_pipe"] / 2 / cycles,
             "alu": counts["alu"] * 32 / card.alu_lanes / cycles,
             "lsu": counts["lsu"] / cycles,
         }
-        resident = max(1, min(
-            65536 // (max(model.registers, 16) * model.threads), 2048 // model.threads,
-            card.shared_kb * 1024 // (model.shared + 1024), 32,
-        ))  # fmt: skip
         slots = resident * card.multiprocessors
         idle = mean("idle") * IDLE_US / slots
         tail = 1.0 + 0.5 * min(1.0, slots / max(mean("blocks"), 1.0))
