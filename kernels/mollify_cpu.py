@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -195,16 +196,62 @@ def _compute(
         for image in copies:
             np.copyto(target[image], source[image])
 
-    helpers = min(torch.get_num_threads(), len(blurred) + len(noised) + len(copied)) - 1
+    _share(work, len(blurred) + len(noised) + len(copied))
+
+
+def _share(work: Callable[[], None], pieces: int) -> None:
+    """Do ``work`` in several threads, which share counters and iterators: each takes what is next, until nothing is
+    left."""
+    helpers = min(torch.get_num_threads(), pieces) - 1
     if helpers <= 0:
         work()
         return
-    # They share the counters and the iterator: each takes what is next, until nothing is left.
     with ThreadPoolExecutor(helpers) as pool:
         others = [pool.submit(work) for _ in range(helpers)]
         work()
         for other in others:
             other.result()
+
+
+def standardise_cpu(
+    pixels: Tensor,
+    mean: Sequence[float],
+    std: Sequence[float],
+    flip: Tensor | None,
+    partner: Tensor | None,
+    lam: Tensor | None,
+    box: Tensor | None,
+    memory_format: torch.memory_format,
+) -> Tensor:
+    """Flipped, standardised and mixed images, float32 ``(B, 3, H, W)``; arguments as checked by
+    :func:`fastmoll.kernels.batch_tail.check_tail`, ``pixels`` uint8 ``(B, H, W, 3)`` on the CPU."""
+    from fastmoll.kernels import standardise_numba
+
+    batch, height, width, channels = pixels.shape
+    interleaved = memory_format == torch.channels_last
+    like = torch.empty(batch, channels, height, width, device="meta").to(memory_format=memory_format)
+    result = recycled.empty_like(like)
+    flat = result.permute(0, 2, 3, 1).reshape(batch, height, -1) if interleaved else result.view(batch, -1, width)
+    scale = np.tile(1.0 / (255.0 * np.asarray(std)), width).astype(np.float32)
+    bias = np.tile(-np.asarray(mean) / np.asarray(std), width).astype(np.float32)
+
+    def array(value: Tensor | None, like: Tensor) -> Any:
+        return (like if value is None else value.contiguous()).numpy()
+
+    arguments = (
+        pixels.reshape(batch, height, -1).numpy(),
+        flat.numpy(),
+        np.zeros(1, np.int64),
+        interleaved,
+        scale,
+        bias,
+        array(flip, torch.zeros(batch, dtype=torch.bool)),
+        array(partner, torch.empty(0, dtype=torch.int64)),
+        array(lam, torch.empty(0)),
+        array(box, torch.empty(0, 4, dtype=torch.int32)),
+    )
+    _share(lambda: standardise_numba.run(*arguments), batch)
+    return result
 
 
 def _factors(scale: Any, size: int) -> Any:

@@ -28,7 +28,7 @@ def empty_like(x: Tensor) -> Tensor:
     Its memory belongs to it, to its views and to all that shares its storage, until the last of them is gone.
     """
     if x.nbytes < LARGE:
-        return torch.empty_like(x)
+        return torch.empty_like(x, device="cpu")
     plain = torch.empty_like(x, device="meta")
     try:
         block = _spare.pop()

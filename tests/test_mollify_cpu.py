@@ -295,3 +295,30 @@ def test_compiled_code_may_call_it(size):
     compiled = torch.compile(around, backend="eager")
     assert torch.equal(compiled(x), around(x))
     assert torch.equal(compiled(x), around(x))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("mix", [None, "lam", "box"])
+@pytest.mark.parametrize("size", [(33, 20), (1, 1), (7, 1), (160, 224)])
+def test_pixels_become_standardised_mixed_images_as_defined(size, mix, memory_format):
+    rng = torch.Generator().manual_seed(0)
+    height, width = size
+    pixels = torch.randint(0, 256, (8, height, 2 * width, 3), generator=rng, dtype=torch.uint8)[:, :, ::2]
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    flip, partner = torch.arange(8) % 2 == 0, torch.randperm(8, generator=rng)
+    lam = torch.rand(8, generator=rng) if mix == "lam" else None
+    rows, columns = (torch.randint(0, n + 1, (8, 2), generator=rng).sort(1).values for n in size)
+    box = torch.cat((rows, columns), 1).int() if mix == "box" else None
+    got = module.standardise_cpu(pixels, mean, std, flip, partner if mix else None, lam, box, memory_format)
+
+    x = (pixels.double() / 255 - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
+    x = torch.where(flip.view(-1, 1, 1, 1), x.flip(2), x)
+    if lam is not None:
+        weight = lam.double().view(-1, 1, 1, 1)
+        x = weight * x + (1 - weight) * x[partner]
+    if box is not None:
+        own = x.clone()
+        for image, (y0, y1, x0, x1) in enumerate(box.tolist()):
+            x[image, y0:y1, x0:x1] = own[partner[image], y0:y1, x0:x1]
+    torch.testing.assert_close(got.double(), x.permute(0, 3, 1, 2), atol=2e-6, rtol=0)
+    assert got.is_contiguous(memory_format=memory_format)
