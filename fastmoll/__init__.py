@@ -9,25 +9,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fastmoll import losses
+    from fastmoll.augment import Augment
     from fastmoll.kernels.cosine_noise import cosine_noise
     from fastmoll.kernels.heat_blur import blur_scale, heat_blur
     from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_short
     from fastmoll.kernels.soft_labels import SoftLabels, label_decay, soft_labels
     from fastmoll.loader import ImageNetLoader
     from fastmoll.metrics import ClassificationMetrics
+    from fastmoll.models import create_model
     from fastmoll.mollify import Mollify
     from fastmoll.pipelines.errors import BadImageError
+    from fastmoll.small_loader import SmallImageLoader
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Augment": "fastmoll.augment",
     "BadImageError": "fastmoll.pipelines.errors",
     "ClassificationMetrics": "fastmoll.metrics",
     "ImageNetLoader": "fastmoll.loader",
     "Mollify": "fastmoll.mollify",
+    "SmallImageLoader": "fastmoll.small_loader",
     "SoftLabels": "fastmoll.kernels.soft_labels",
     "blur_scale": "fastmoll.kernels.heat_blur",
     "cosine_noise": "fastmoll.kernels.cosine_noise",
+    "create_model": "fastmoll.models",
     "heat_blur": "fastmoll.kernels.heat_blur",
     "label_decay": "fastmoll.kernels.soft_labels",
     "soft_cross_entropy": "fastmoll.kernels.soft_cross_entropy",
@@ -45,13 +52,19 @@ __all__ = [  # noqa: RUF022
     "soft_cross_entropy",
     "soft_cross_entropy_short",
     "SoftLabels",
+    "losses",
+    "create_model",
     "ImageNetLoader",
+    "SmallImageLoader",
+    "Augment",
     "ClassificationMetrics",
     "BadImageError",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "losses":
+        return importlib.import_module("fastmoll.losses")
     if name not in _HOME:
         raise AttributeError(f"module 'fastmoll' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

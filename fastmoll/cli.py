@@ -1,4 +1,4 @@
-"""The ``fastmoll`` command: ``check`` a data set, ``preview`` what mollification does to an image."""
+"""The ``fastmoll`` command: ``check`` a data set, ``preview`` mollification of an image, ``sweep`` through runs."""
 
 from __future__ import annotations
 
@@ -85,6 +85,45 @@ def _parser() -> _Parser:
     preview.add_argument("--k-noise", type=float, default=1.0, metavar="K", help="exponent of the noise's label decay")
     preview.add_argument("--k-blur", type=float, default=1.0, metavar="K", help="exponent of the blur's label decay")
     preview.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the noise")
+
+    sweep = commands.add_parser(
+        "sweep",
+        help="train all runs of a file, and put the results in one table",
+        description="Train the runs of a file that are not done yet, one at a time per GPU, each in a folder of its "
+        "own, in which it is resumed; then write table.md and table.csv: mean and standard deviation over seeds, next "
+        "to the paper's numbers. Sweeps that share a folder share the work.",
+        epilog="A job array: --task $SLURM_ARRAY_TASK_ID/8 with --array=1-8. Exit status: 0 no run failed, 1 some did, "
+        "2 bad input, before anything is trained, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    sweep.add_argument(
+        "file",
+        metavar="FILE",
+        help="TOML file; paper.toml, the paper's experiments, is part of fastmoll and an example",
+    )
+    sweep.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: runs/<name of FILE>)")
+    sweep.add_argument(
+        "--filter",
+        dest="filters",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="only runs with this value (cifar10), this key=value (mollify=false, optim.epochs=30) or, if none has, "
+        "this in their name; may be given several times, then all must match",
+    )
+    sweep.add_argument("--task", metavar="I/N", help="only part I of N equal parts, counted from 1")
+    sweep.add_argument(
+        "--device", choices=["auto", "cuda", "cpu"], default="auto", help="what to train on (default: GPUs, if any)"
+    )
+    sweep.add_argument("--gpus", metavar="LIST", help="GPUs, as in CUDA_VISIBLE_DEVICES: 0,2 (default: all)")
+    only = sweep.add_mutually_exclusive_group()
+    only.add_argument(
+        "--list", dest="action", action="store_const", const="list", help="list the runs and how far they are, no more"
+    )
+    only.add_argument(
+        "--table", dest="action", action="store_const", const="table", help="write and print the table, no more"
+    )
+    sweep.set_defaults(action="run")
     return parser
 
 
@@ -95,8 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after the program's name, by default the process's own.
 
     Returns:
-        Exit status: 0 success, 1 files were listed by ``check``, 2 bad input, 130 interrupted, 141 whoever read the
-        output (``| head``) closed it.
+        Exit status: 0 success, 1 ``check`` listed files or a run of ``sweep`` failed, 2 bad input, 130 interrupted, 141
+        whoever read the output (``| head``) closed it.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What a terminal's encoding lacks (σ, ×) must not end a check; a pipe's reader should see lines as they come.
@@ -121,6 +160,10 @@ def _run(arguments: Sequence[str] | None) -> int:
             from fastmoll.check import run_check
 
             return run_check(**options)
+        if command == "sweep":
+            from fastmoll.sweep import run_sweep
+
+            return run_sweep(**options)
         from fastmoll.preview import write_preview
 
         write_preview(**options)

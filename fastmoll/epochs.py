@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
-
-import torch
 
 from fastmoll.kernels.checks import check_integer
 
@@ -98,8 +97,13 @@ def check_state(state: dict[str, Any], ours: dict[str, Any]) -> None:
 
 
 def describe(function: object) -> str:
-    """What a function is, the same in every process; most objects' own ``repr`` shows where in memory they lie."""
-    if isinstance(function, torch.nn.Module | str) or function is None:
-        return repr(function)
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    """What a function is, the same in every process; most objects' own ``repr`` shows where in memory they lie.
+
+    Args:
+        function: A function, an object that is called like one, the name of one, or None.
+    """
+    if isinstance(function, str):
+        return function
+    if hasattr(function, "__qualname__"):
+        return f"{function.__module__}.{function.__qualname__}"
+    return re.sub(" at 0x[0-9a-f]+", "", repr(function))

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastmoll.augment import Augment, AugmentSpec, parse_augment
+from fastmoll.epochs import describe
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_integer, check_number
 from fastmoll.kernels.soft_labels import SoftLabels
-from fastmoll.mollify import Mollify
+from fastmoll.mollify import with_mix
 from fastmoll.pipelines import MEAN, STD, check_dali
 from fastmoll.pipelines.files import scan_folder
 from fastmoll.placement import resolve_device, resolve_rank, threads
@@ -46,7 +48,7 @@ class ImageNetLoader:
         split: str = "train",
         batch_size: int = 256,
         size: int = 224,
-        augment: str = "crop_flip",
+        augment: str | Callable[[Tensor, Tensor, int], Tensor] = "fc",
         mollify: Callable[..., tuple[Tensor, Tensor | SoftLabels]] | None = None,
         device: str | torch.device = "auto",
         seed: int = 0,
@@ -65,6 +67,7 @@ class ImageNetLoader:
         preallocate: tuple[int, int] | None = None,
         fused: bool | None = None,
         dtype: torch.dtype = torch.float32,
+        dali_augment: Callable[[Any], Any] | None = None,
     ) -> None:
         """List the files and check every argument; the pipeline is built at the first batch.
 
@@ -73,8 +76,10 @@ class ImageNetLoader:
             split: Folder under ``root``; ``root`` itself where it has none.
             batch_size: Samples a batch on this rank.
             size: Height and width of the images, pixels.
-            augment: Training augmentation: ``"crop_flip"`` (RandomResizedCrop and horizontal flip), the same with
-                ``"_trivialaugment"``, ``"_randaugment"`` or ``"_autoaugment"`` after it, or ``"none"`` (centre crop).
+            augment: Training augmentation: a name (see `fastmoll.augment.parse_augment`), in which ``fc`` means
+                RandomResizedCrop and flip, and ``mixup`` and ``cutmix`` mix all batches (targets are then soft labels
+                also without ``mollify``); or any function of ``(images, index, epoch)``, uint8 ``(B, size, size, 3)``
+                and int64 ``(B,)`` on the device and an int, to images of the same kind, which are flipped afterwards.
             mollify: A `fastmoll.Mollify`, called as ``mollify(images, labels, index=sample_ids, epoch=epoch)``.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:<n>"``, or ``"auto"``: the current GPU where there is one.
             seed: Seed of order and augmentation.
@@ -94,6 +99,8 @@ class ImageNetLoader:
             fused: Let DALI stop at uint8 crops, and flip, standardise and mollify in one kernel, on the current stream;
                 by default exactly on a GPU. A ``mollify`` that is no `fastmoll.Mollify` then gets its images from it.
             dtype: Of the images: float32, bfloat16 or float16 (the latter two only where ``fused``).
+            dali_augment: What to do in the graph, in training, after all that it does for ``augment``: a function of a
+                DALI node of uint8 HWC images that gives another, of operators that can be checkpointed.
 
         Raises:
             ImportError: DALI is missing, or there in two builds.
@@ -114,7 +121,14 @@ class ImageNetLoader:
         prefetch = check_integer("prefetch", prefetch, 1)
         if check_number("hw_decoder_load", hw_decoder_load, at_least=0.0) > 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
-        fused = self._device.type == "cuda" if fused is None else fused
+        in_graph, on_batch, mix = _resolve_augment(augment, size, seed)
+        self._on_batch = on_batch if train else None
+        if fused is None:
+            fused = self._device.type == "cuda" or self._on_batch is not None
+        elif self._on_batch is not None and not fused:
+            raise ValueError(f"fused must not be False for augment={augment!r}: it works on batches of pixels")
+        if dali_augment is not None and not callable(dali_augment):
+            raise ValueError(f"dali_augment must be callable, got {dali_augment!r}")
         if dtype not in DTYPES or (dtype != torch.float32 and not fused):
             raise ValueError(f"dtype must be torch.float32, or with fused torch.bfloat16 or torch.float16, got {dtype}")
         if mollify is not None and not callable(mollify):
@@ -122,9 +136,6 @@ class ImageNetLoader:
 
         check_dali()
         from fastmoll.pipelines import imagenet
-
-        if augment not in imagenet.AUGMENTATIONS:
-            raise ValueError(f"augment must be one of {', '.join(map(repr, imagenet.AUGMENTATIONS))}, got {augment!r}")
 
         self._folder = scan_folder(root, split)
         self.root = self._folder.root
@@ -160,7 +171,7 @@ class ImageNetLoader:
             batch_size=min(batch_size, largest),
             size=size,
             resize=resize,
-            augment=augment,
+            augment=in_graph,
             standardise=not fused,
             mean=_triple("mean", mean, MEAN),
             std=_triple("std", std, STD, above=0.0),
@@ -172,11 +183,13 @@ class ImageNetLoader:
             prefetch=prefetch,
             hw_decoder_load=hw_decoder_load,
             preallocate=preallocate,
+            dali_augment=dali_augment,
         )
         from fastmoll.pipelines.stream import Stream
 
         self._stream = Stream(self._config, self._folder, seed, self._length, padded_length)
-        self._mollify = mollify
+        self._augment = describe(augment)
+        self._mollify, self._after = with_mix(mollify, mix if train else None, len(self.classes), seed)
         self._dtype = dtype
         self._seed = seed
         self._return_index = return_index
@@ -244,10 +257,16 @@ class ImageNetLoader:
 
     def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Any, ...]:
         mollify, labels = self._mollify, self._targets[index]
+        targets: Tensor | SoftLabels
         if self._device.type == "cuda":
             # From pinned memory a copy waits neither for the stream nor for the host.
             labels, index = labels.pin_memory(), index.pin_memory()
             flip = None if flip is None else flip.pin_memory()
+        if self._on_batch is not None:
+            # Draws made on the CPU tell the host which images an operation is for, without asking the device.
+            known = isinstance(self._on_batch, Augment)
+            ids = index if known else index.to(self._device, non_blocking=True)
+            images = self._on_batch(images, ids, self.epoch)
         if self._config.standardise:
             images = images.permute(0, 3, 1, 2)
         else:
@@ -258,17 +277,16 @@ class ImageNetLoader:
                 "flip": flip,
                 "dtype": self._dtype,
             }
-            if isinstance(mollify, Mollify):
-                return self._give(*mollify.from_pixels(images, labels, index, self.epoch, **tail), index)
-            images = batch_tail(images, **tail)
-        targets: Tensor | SoftLabels = labels.to(self._device, non_blocking=True)
-        if isinstance(mollify, Mollify):
+            if mollify is None:
+                images = batch_tail(images, **tail)
+            else:
+                images, targets = mollify.from_pixels(images, labels, index, self.epoch, **tail)
+        if mollify is None:
+            targets = labels.to(self._device, non_blocking=True)
+        elif self._config.standardise:
             images, targets = mollify(images, labels, index, self.epoch, inplace=True)
-        elif mollify is not None:
-            images, targets = mollify(images, targets, index=index, epoch=self.epoch)
-        return self._give(images, targets, index)
-
-    def _give(self, images: Tensor, targets: Tensor | SoftLabels, index: Tensor) -> tuple[Any, ...]:
+        if self._after is not None:
+            images, targets = self._after(images, targets, index=index, epoch=self.epoch)
         return (images, targets, index) if self._return_index else (images, targets)
 
     def close(self) -> None:
@@ -302,13 +320,14 @@ class ImageNetLoader:
             "train": int(config.train),
             "size": config.size,
             "resize": config.resize,
-            "augment": config.augment,
+            "augment": self._augment,
+            "dali_augment": describe(config.dali_augment),
             "standardise": int(config.standardise),
             "mean": repr(config.mean),
             "std": repr(config.std),
             "adjust_orientation": int(config.adjust_orientation),
             "decoder": "cpu" if config.device_id is None else "gpu",
-            "mollify": _describe(self._mollify),
+            "mollify": describe(self._mollify if self._after is None else self._after),
             "dali": nvidia.dali.__version__,
         }
 
@@ -368,12 +387,20 @@ class ImageNetLoader:
             self._end_epoch()
 
 
-def _describe(mollify: object) -> str:
-    """What a mollification is, the same in every process; most objects' own ``repr`` shows where in memory they lie."""
-    if isinstance(mollify, torch.nn.Module) or mollify is None:
-        return repr(mollify)
-    named = mollify if hasattr(mollify, "__qualname__") else type(mollify)
-    return f"{named.__module__}.{named.__qualname__}"
+def _resolve_augment(
+    augment: str | Callable[[Tensor, Tensor, int], Tensor], size: int, seed: int
+) -> tuple[str, Callable[[Tensor, Tensor, int], Tensor] | None, str | None]:
+    """What the graph does for an augmentation, what is done to its batches, and how their images are mixed.
+
+    Raises:
+        ValueError: Neither a name nor a function, or a name that there is not.
+    """
+    if callable(augment):
+        return "fc", augment, None
+    spec = parse_augment(augment)
+    if spec.policy == "augmix":  # DALI has none
+        return spec.base, Augment(AugmentSpec("none", spec.policy), size, seed=seed), spec.mix
+    return str(AugmentSpec(spec.base, spec.policy)), None, spec.mix
 
 
 def _triple(

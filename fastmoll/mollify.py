@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+import copy
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import torch
-from scipy.special import betainccinv, betaincinv
 from torch import Tensor, nn
 
+from fastmoll.epochs import describe
 from fastmoll.kernels.batch_tail import BACKENDS, batch_tail, choose_backend
 from fastmoll.kernels.checks import (
     check_choice,
@@ -22,50 +23,16 @@ from fastmoll.kernels.checks import (
     installed,
 )
 from fastmoll.kernels.cosine_noise import cosine_noise
-from fastmoll.kernels.draw import (
-    BLUR,
-    LOGIT_LIMIT,
-    NOISE,
-    PURE_NOISE,
-    SEED_OFFSET,
-    as_int64,
-    check_beta,
-    draw,
-    role_thresholds,
-)
+from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE, check_beta, draw, role_thresholds
 from fastmoll.kernels.heat_blur import check_scales, heat_blur
+from fastmoll.kernels.mix import MIXES, Mix, draw_mix, mix_images, partners
 from fastmoll.kernels.philox import EPOCH_BITS, check_key
 from fastmoll.kernels.soft_labels import KINDS, SoftLabels, label_decay, soft_labels
+from fastmoll.schedules import Table, beta_quantiles, blur_temperature, decay_of, quantiles_of
 
 TARGETS: Final = ("dense", "short")
 
 _COUNTER_BITS = 32
-_QUANTILE_NODES = 4097
-
-
-def beta_quantiles(a: float, b: float, nodes: int = _QUANTILE_NODES) -> Tensor:
-    """The quantile table of ``Beta(a, b)`` that :func:`fastmoll.kernels.draw.draw` interpolates.
-
-    Args:
-        a: first shape parameter, positive.
-        b: second shape parameter, positive.
-        nodes: table size; 4097 keeps the interpolated temperature within 5e-6 of the exact quantile for ``a, b >= 0.5``
-            and within 5e-5 for ``a, b >= 0.1``.
-
-    Returns:
-        float64 ``(nodes,)``, ascending, in [0, 1]: quantiles at equally spaced logits from ``-LOGIT_LIMIT`` to
-        ``LOGIT_LIMIT``.
-
-    Raises:
-        ValueError: SciPy cannot invert this distribution.
-    """
-    logits = np.linspace(-LOGIT_LIMIT, LOGIT_LIMIT, nodes)
-    # From the upper tail where that is the smaller one: 1 - u would round its last bits away.
-    tail = 1.0 / (1.0 + np.exp(np.abs(logits)))
-    table = np.where(logits < 0.0, betaincinv(a, b, tail), betainccinv(a, b, tail))
-    if not np.all((table >= 0.0) & (table <= 1.0)):
-        raise ValueError(f"beta must be a distribution whose quantiles can be computed, got ({a}, {b})")
-    return torch.from_numpy(np.maximum.accumulate(table))
 
 
 def _format(images: Tensor) -> torch.memory_format:
@@ -93,6 +60,10 @@ class Mollify(nn.Module):
     processes differ; the count is part of ``state_dict()`` (without the rank: one state serves all), so a resumed run
     goes on with new draws. ``epoch`` is not needed then.
 
+    ``mix`` mixes the images of a batch before all that, and their labels with them, as ``torchvision.transforms.v2``
+    does in the paper's experiments (:mod:`fastmoll.kernels.mix`): in every batch, by one ``λ`` and one box, drawn for
+    its first sample id. ``Mollify(1000, roles=(1, 0, 0), mix="cutmix")`` mixes and does nothing else.
+
     ``train()`` and ``eval()`` make no difference: whoever calls it wants mollified images.
 
     ``torch.compile`` takes it as one operator, whatever the backend, so that a compiled step has no graph break at it.
@@ -109,7 +80,7 @@ class Mollify(nn.Module):
         k_blur: slope of the label decay for blur, at least 0.
         sigma_min: blur scale at ``t = 0``, in pixels, positive.
         sigma_max: blur scale at ``t = 1``, in pixels, at least ``sigma_min``; default: the width of the images.
-        kind: ``"smooth"`` for ``(1 - γ) y + γ/K``, ``"temper"`` for ``(1 - γ) y``.
+        kind: ``"smooth"`` for ``(1 - γ) y + γ/K``, ``"temper"`` for ``(1 - γ) y``, ``"none"`` for ``y``.
         seed: key of all draws, int in [0, 2^64).
         backend: ``"triton"`` or ``"cupy"``: fused kernels, for float16, bfloat16 and float32 images on a GPU, at most
             512 pixels high and wide; ``"torch"``: plain torch, and on a CPU code compiled by Numba if that is
@@ -117,6 +88,16 @@ class Mollify(nn.Module):
             (:func:`fastmoll.kernels.batch_tail.choose_backend`). All draw the same.
         targets: ``"dense"`` for ``(B, K)``, ``"short"`` for :class:`fastmoll.SoftLabels`, a few numbers an image, which
             :func:`fastmoll.soft_cross_entropy` takes just as well.
+        mix: ``"mixup"``, ``"cutmix"`` or None.
+        mix_alpha: ``α`` of ``λ ~ Beta(α, α)``, positive.
+        temperature: in place of ``beta``, the quantile function of another distribution: of ``u``, float64 ``(n,)`` in
+            (0, 1), to temperatures of that shape in [0, 1]. It is called once, here, at 4097 values of ``u``, and
+            interpolated between: where it jumps, 0.3 % of the draws or fewer lie in between.
+        label_decay: in place of ``k_noise`` and ``k_blur``, a function of ``(role, t)``, int8 and float32 ``(B,)``, to
+            ``γ`` in [0, 1], floating point ``(B,)`` on their device. It is called for every batch, outside of the code
+            that a compiler sees.
+        blur_scale: in place of the paper's geometric schedule (equation 6), a function of ``t``, float32 ``(B,)``, to
+            blur scales in pixels from ``sigma_min`` to ``sigma_max``, likewise.
 
     Raises:
         ValueError: an argument outside the ranges above.
@@ -135,6 +116,12 @@ class Mollify(nn.Module):
         seed: int = 0,
         backend: str = "auto",
         targets: str = "dense",
+        *,
+        mix: str | None = None,
+        mix_alpha: float = 1.0,
+        temperature: Callable[[Tensor], Tensor] | None = None,
+        label_decay: Callable[[Tensor, Tensor], Tensor] | None = None,
+        blur_scale: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.num_classes = check_integer("num_classes", num_classes, 2)
@@ -145,19 +132,40 @@ class Mollify(nn.Module):
         self.k_blur = check_number("k_blur", k_blur, at_least=0.0)
         self.sigma_min = check_number("sigma_min", sigma_min, above=0.0)
         self.sigma_max = None if sigma_max is None else check_scales(sigma_min, sigma_max)[1]
-        check_choice("kind", kind, KINDS)
+        check_choice("kind", kind, (*KINDS, "none"))
         self.kind = kind
         self.seed = check_integer("seed", seed, 0, 2**64)
         check_choice("backend", backend, BACKENDS)
         self.backend = backend
         check_choice("targets", targets, TARGETS)
         self.targets = targets
+        if mix is not None:
+            check_choice("mix", mix, MIXES)
+        self.mix = mix
+        self.mix_alpha = check_number("mix_alpha", mix_alpha, above=0.0)
+        for name, function in (("temperature", temperature), ("label_decay", label_decay), ("blur_scale", blur_scale)):
+            if not (function is None or callable(function)):
+                raise ValueError(f"{name} must be callable or None, got {function!r}")
+        for name, function, left_out in (
+            ("beta", temperature, self.beta == (1.0, 2.0)),
+            ("k_noise", label_decay, self.k_noise == 1.0),
+            ("k_blur", label_decay, self.k_blur == 1.0),
+            ("kind", label_decay, kind != "none"),
+        ):
+            if function is not None and not left_out:
+                raise ValueError(f"{name} has no effect beside a function that replaces it, got {getattr(self, name)}")
+        self.temperature, self.label_decay, self.blur_scale = temperature, label_decay, blur_scale
         # A tensor, so that code compiled around this module is not compiled anew for each count.
         self._seen = torch.tensor(0, device="cpu")
-        # Not a buffer: it belongs where the sample ids are, and casting the module must not round it.
-        self._quantiles: dict[torch.device, Tensor] = {}
-        if self.beta[0] != 1.0:
-            self._quantiles[torch.device("cpu")] = beta_quantiles(*self.beta)
+        # Not buffers: they belong where the sample ids are, and casting the module must not round them.
+        beta_table = None if self.beta[0] == 1.0 else beta_quantiles(*self.beta)
+        self._quantiles = Table(beta_table if temperature is None else quantiles_of(temperature))
+        self._mix_quantiles = Table(None if self.mix_alpha == 1.0 else beta_quantiles(self.mix_alpha, self.mix_alpha))
+        self._register()
+
+    def _register(self) -> None:
+        self._handle = next(_handles)
+        _modules[self._handle] = self
 
     def draw(self, index: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """The role and the temperature of each sample id.
@@ -174,15 +182,36 @@ class Mollify(nn.Module):
             ValueError: an argument outside the ranges above.
         """
         check_key(self.seed, epoch, index)
-        quantiles = self._quantiles_on(index.device)
+        quantiles = self._quantiles.on(index.device)
         return draw(index, epoch, seed=self.seed, roles=self.roles, beta=self.beta, quantiles=quantiles)
 
-    def _quantiles_on(self, device: torch.device) -> Tensor | None:
-        if self.beta[0] == 1.0:
+    def draw_mix(self, index: Tensor, epoch: int = 0, *, height: int, width: int) -> Mix | None:
+        """What the images of a batch are mixed with; None without ``mix``.
+
+        Args:
+            index: sample ids, integer ``(B,)``, in [0, 2^48), in the order of the batch, on any device.
+            epoch: int in [0, 2^24).
+            height: of the images, pixels.
+            width: of the images, pixels.
+
+        Returns:
+            See :class:`fastmoll.kernels.mix.Mix`; on index's device.
+
+        Raises:
+            ValueError: an argument outside the ranges above.
+        """
+        if self.mix is None:
             return None
-        if device not in self._quantiles:
-            self._quantiles[device] = self._quantiles[torch.device("cpu")].to(device)
-        return self._quantiles[device]
+        return draw_mix(
+            index,
+            epoch,
+            kind=self.mix,
+            height=height,
+            width=width,
+            seed=self.seed,
+            alpha=self.mix_alpha,
+            quantiles=self._mix_quantiles.on(index.device),
+        )
 
     def forward(
         self,
@@ -215,7 +244,7 @@ class Mollify(nn.Module):
         check_images("images", images)
         if torch.compiler.is_compiling():
             return self._traced(images, labels, index, epoch, channels_last=_format(images) == torch.channels_last)
-        return self._give(*self._run(images, labels, index, epoch, self._seen, inplace=inplace), labels)
+        return self._give(labels, *self._run(images, labels, index, epoch, self._seen, inplace=inplace))
 
     def from_pixels(
         self,
@@ -252,13 +281,21 @@ class Mollify(nn.Module):
         options: dict[str, Any] = {"mean": mean, "std": std, "flip": flip, "dtype": dtype}
         if torch.compiler.is_compiling():
             return self._traced(pixels, labels, index, epoch, channels_last=True, **options)
-        return self._give(*self._run(pixels, labels, index, epoch, self._seen, pixels=options), labels)
+        return self._give(labels, *self._run(pixels, labels, index, epoch, self._seen, pixels=options))
 
-    def _give(self, images: Tensor, made: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | SoftLabels]:
-        """The result, from dense targets or from the label decays of short ones."""
+    def _give(self, labels: Tensor, images: Tensor, made: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | SoftLabels]:
+        """The result, from dense targets or from the label decays of short ones, and the shares of mixed labels."""
         if self.targets == "dense":
             return images, made
-        return images, SoftLabels(labels.to(images.device, non_blocking=True), made, kind=self.kind)
+        labels = labels.to(images.device, non_blocking=True)
+        if self.mix is None:
+            return images, SoftLabels(labels, made, kind=self._formula)
+        return images, SoftLabels(labels, made, partners(labels), lam, self._formula)
+
+    @property
+    def _formula(self) -> str:
+        """The kind of the labels; those that are left alone lose nothing, ``γ = 0``, in either."""
+        return "smooth" if self.kind == "none" else self.kind
 
     def _traced(
         self,
@@ -273,22 +310,24 @@ class Mollify(nn.Module):
         std: Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | SoftLabels]:
-        """What a compiler sees: one operator, which runs :meth:`_run` on a module like this one."""
-        out, made = _operator(
+        """What a compiler sees: one operator, which runs :meth:`_run` on this module."""
+        result = _operator(
             images,
             labels,
             index,
             None if index is not None else self._seen,
             flip,
             epoch if isinstance(epoch, Tensor) else None,
+            module=self._handle,
             epoch=0 if isinstance(epoch, Tensor) else epoch,
             mean=mean,
             std=std,
             dtype=images.dtype if dtype is None else dtype,
             channels_last=channels_last,
-            **{name: getattr(self, name) for name in _SETTINGS} | {"seed": as_int64(self.seed)},
+            classes=0 if self.targets == "short" else self.num_classes,
+            mixed=self.mix is not None,
         )
-        return self._give(out, made, labels)
+        return self._give(labels, *result)
 
     def _run(
         self,
@@ -300,8 +339,8 @@ class Mollify(nn.Module):
         *,
         inplace: bool = False,
         pixels: dict[str, Any] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Mollified images, and dense targets or label decays.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Mollified images; dense targets or label decays; and the shares of mixed labels, none where nothing is mixed.
 
         Args:
             images: as in :meth:`forward`, or with ``pixels`` as in :meth:`from_pixels`; that much is checked.
@@ -314,22 +353,37 @@ class Mollify(nn.Module):
         """
         index, epoch = self._check(images, labels, index, epoch, seen)
         images, labels = images.as_subclass(Tensor), labels.as_subclass(Tensor)
-        if pixels is not None:
-            backend = self._backend_for(images, *images.shape[1:3], pixels["dtype"])
-            return self._fused(images, labels, index, epoch, backend, **pixels)
-        backend = self._backend_for(images, *images.shape[2:], images.dtype)
-        if backend != "torch":
-            return self._fused(images, labels, index, epoch, backend, dtype=images.dtype, memory_format=_format(images))
+        dtype, device = images.dtype if pixels is None else pixels["dtype"], images.device
+        height, width = images.shape[2:] if pixels is None else images.shape[1:3]
+        backend = choose_backend(images, height, width, dtype) if self.backend == "auto" else self.backend
+        fused = pixels is not None or backend != "torch"
+        if not fused:
+            # From the host, so that the host knows which images have which role without asking the device.
+            index = index.cpu()
+        mixed = self.draw_mix(index, epoch, height=height, width=width)
+        if mixed is not None:
+            mixed = mixed.on(device)
+        lam = torch.empty(0, device=device) if mixed is None else mixed.lam
+        if fused:
+            options = pixels or {"dtype": dtype, "memory_format": _format(images)}
+            return *self._fused(images, labels, index, epoch, backend, mixed, width, **options), lam
 
-        # The draws come from the host, so that the host knows which images have which role without asking the device.
-        index = index.cpu()
-        role, t, made = self._draw_targets(labels, index, epoch, images.device)
+        role, t = self.draw(index, epoch)
+        made = self._make_targets(labels, role, t, mixed, device)
+        if mixed is not None:
+            images = mix_images(images.to(torch.promote_types(dtype, torch.float32)), **mixed.of_images())
+            inplace = True
+        out = self._by_role(images, role, self._strength(role, t, width), index, epoch, inplace)
+        return out.to(dtype), made, lam
+
+    def _by_role(self, images: Tensor, role: Tensor, t: Tensor, index: Tensor, epoch: int, inplace: bool) -> Tensor:
+        """Noised and blurred images, in plain torch or compiled code for a CPU; draws on the host."""
         scales: dict[str, Any] = {"sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
         key: dict[str, Any] = {"seed": self.seed, "epoch": epoch}
         if images.device.type == "cpu" and images.dtype != torch.float64 and installed("numba"):
             from fastmoll.kernels.mollify_cpu import mollify_cpu
 
-            return mollify_cpu(images, role, t, index=index, out=images if inplace else None, **key, **scales), made
+            return mollify_cpu(images, role, t, index=index, out=images if inplace else None, **key, **scales)
         out = images.clone()
         for roles in ((NOISE, PURE_NOISE), (BLUR,)):
             chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
@@ -341,7 +395,7 @@ class Mollify(nn.Module):
                 out[place] = heat_blur(images[place], level, **scales)
             else:
                 out[place] = cosine_noise(images[place], level, index=index[chosen], **key)
-        return out, made
+        return out
 
     def _check(
         self, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int | Tensor, seen: Tensor | None
@@ -361,52 +415,76 @@ class Mollify(nn.Module):
             check_key(self.seed, epoch, index, batch)
         return index, epoch
 
-    def _backend_for(self, images: Tensor, height: int, width: int, dtype: torch.dtype) -> str:
-        return choose_backend(images, height, width, dtype) if self.backend == "auto" else self.backend
+    def _strength(self, role: Tensor, t: Tensor, width: int) -> Tensor:
+        """The temperatures of the images, as the operations take them; labels decay by those that were drawn."""
+        if self.blur_scale is None:
+            return t
+        return blur_temperature(self.blur_scale, role, t, self.sigma_min, self.sigma_max, width)
 
-    def _draw_targets(
-        self, labels: Tensor, index: Tensor, epoch: int, device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Role and temperature where ``index`` is; on ``device`` dense targets, or label decays for short ones."""
-        role, t = self.draw(index, epoch)
-        gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur).to(device, non_blocking=True)
+    def _make_targets(self, labels: Tensor, role: Tensor, t: Tensor, mixed: Mix | None, device: torch.device) -> Tensor:
+        """On ``device``, dense targets, or label decays for short ones."""
+        if self.label_decay is not None:
+            gamma = decay_of(self.label_decay, role, t)
+        elif self.kind == "none":
+            gamma = torch.zeros_like(t)
+        else:
+            gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur)
+        gamma = gamma.to(device, non_blocking=True)
         if self.targets == "short":
-            return role, t, gamma
+            return gamma
         labels = labels.to(device, non_blocking=True)
-        return role, t, soft_labels(labels, gamma, self.num_classes, kind=self.kind)
+        return soft_labels(labels, gamma, self.num_classes, kind=self._formula, **(mixed.of_labels() if mixed else {}))
 
     def _fused(
-        self, images: Tensor, labels: Tensor, index: Tensor, epoch: int, backend: str, **options: Any
+        self,
+        images: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        epoch: int,
+        backend: str,
+        mixed: Mix | None,
+        width: int,
+        **options: Any,
     ) -> tuple[Tensor, Tensor]:
         device = images.device
         on_host = not (index.is_cuda or labels.is_cuda)  # so their values were checked
         index = index.to(device, non_blocking=True)
+        made = None
         if backend == "triton" or (backend == "cupy" and installed("triton")):
             from fastmoll.kernels.draw_triton import draw_batch
 
-            dense = self.targets == "dense"
+            # The usual labels, that is those of the formulas in the kernel.
+            usual = self.label_decay is None and self.kind != "none"
+            dense: dict[str, Any] = {}
+            if usual and self.targets == "dense":
+                dense = {"labels": labels.to(device, non_blocking=True), **(mixed.of_labels() if mixed else {})}
             drawn = draw_batch(
                 index,
                 epoch,
                 seed=self.seed,
                 roles=self.roles,
                 beta=self.beta,
-                quantiles=self._quantiles_on(device),
+                quantiles=self._quantiles.on(device),
                 k_noise=self.k_noise,
                 k_blur=self.k_blur,
-                labels=labels.to(device, non_blocking=True) if dense else None,
                 num_classes=self.num_classes,
-                kind=self.kind,
+                kind=self._formula,
                 validate=not on_host,
+                **dense,
             )
-            role, t, made = drawn.role, drawn.t, drawn.target if dense else drawn.gamma
-            assert made is not None  # because labels were given
+            role, t = drawn.role, drawn.t
+            if usual:
+                made = drawn.target if dense else drawn.gamma
         else:
-            role, t, made = self._draw_targets(labels, index, epoch, device)
+            role, t = self.draw(index, epoch)
+        if made is None:
+            made = self._make_targets(labels, role, t, mixed, device)
+        if mixed is not None:
+            options |= mixed.of_images()
         images = batch_tail(
             images,
             role=role,
-            t=t,
+            t=self._strength(role, t, width),
             index=index,
             seed=self.seed,
             epoch=epoch,
@@ -436,10 +514,12 @@ class Mollify(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _seen=torch.tensor(state["_seen"], device="cpu"))
+        self._register()
 
     def extra_repr(self) -> str:
         """The arguments, as ``repr`` shows them."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in _SETTINGS)
+        shown = ((name, getattr(self, name)) for name in _SETTINGS)
+        return ", ".join(f"{name}={describe(value) if callable(value) else repr(value)}" for name, value in shown)
 
 
 # The arguments of the constructor.
@@ -455,7 +535,43 @@ _SETTINGS: Final = (
     "seed",
     "backend",
     "targets",
+    "mix",
+    "mix_alpha",
+    "temperature",
+    "label_decay",
+    "blur_scale",
 )
+
+# By handle, which is a number that an operator can be given. A copy of a module has another one.
+_modules: MutableMapping[int, Mollify] = weakref.WeakValueDictionary()
+_handles: Iterator[int] = itertools.count()
+
+
+def with_mix(
+    mollify: Callable[..., Any] | None, mix: str | None, num_classes: int, seed: int
+) -> tuple[Mollify | None, Callable[..., Any] | None]:
+    """What a loader does to its batches: what :class:`Mollify` does, mixing included, and what is called after it.
+
+    Args:
+        mollify: a :class:`Mollify`, any other function, or None.
+        mix: ``"mixup"``, ``"cutmix"`` or None, as the name of the augmentation says.
+        num_classes: ``K``.
+        seed: of the draws where ``mollify`` has none.
+
+    Raises:
+        ValueError: ``mollify`` mixes the images already, in another way.
+    """
+    own = mollify if isinstance(mollify, Mollify) else None
+    after = None if own is not None else mollify
+    if mix is None:
+        return own, after
+    if own is None:
+        return Mollify(num_classes, (1, 0, 0), mix=mix, seed=seed), after
+    if own.mix not in (None, mix):
+        raise ValueError(f"augment says {mix}, but mollify has mix={own.mix!r}")
+    own = copy.copy(own)
+    own.mix = mix
+    return own, after
 
 
 def _number(batch: int, seen: Tensor) -> Tensor:
@@ -473,11 +589,6 @@ def _number(batch: int, seen: Tensor) -> Tensor:
     return ids.remainder(2**_COUNTER_BITS).add(rank << _COUNTER_BITS)
 
 
-@functools.lru_cache(maxsize=32)
-def _module(*arguments: Any) -> Mollify:
-    return Mollify(**dict(zip(_SETTINGS, arguments, strict=True)))
-
-
 # CUDA graphs leave it out: it looks at the host's numbers, and the torch backend at the device's.
 @torch.library.custom_op("fastmoll::mollify", mutates_args=("seen",), tags=(torch.Tag.cudagraph_unsafe,))
 def _operator(
@@ -488,45 +599,24 @@ def _operator(
     flip: Tensor | None,
     epoch_tensor: Tensor | None,
     *,
+    module: int,
     epoch: int,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     dtype: torch.dtype,
     channels_last: bool,
-    num_classes: int,
-    roles: Sequence[float],
-    beta: Sequence[float],
-    k_noise: float,
-    k_blur: float,
-    sigma_min: float,
-    sigma_max: float | None,
-    kind: str,
-    seed: int,
-    backend: str,
-    targets: str,
-) -> tuple[Tensor, Tensor]:
-    module = _module(
-        num_classes,
-        tuple(roles),
-        tuple(beta),
-        k_noise,
-        k_blur,
-        sigma_min,
-        sigma_max,
-        kind,
-        seed + SEED_OFFSET,
-        backend,
-        targets,
-    )
+    classes: int,
+    mixed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     pixels = {"mean": mean, "std": std, "flip": flip, "dtype": dtype} if images.dtype == torch.uint8 else None
     which = epoch if epoch_tensor is None else epoch_tensor
-    out, made = module._run(images, labels, index, which, seen, pixels=pixels)
+    out, made, lam = _modules[module]._run(images, labels, index, which, seen, pixels=pixels)
     # As the compiler was told, also where a size of 1 lets several orders of memory pass for the same.
     layout = torch.channels_last if channels_last else torch.contiguous_format
     strides = torch.empty(out.shape, memory_format=layout, device="meta").stride()
     if out.stride() != strides:
         out = torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
-    return out, made
+    return out, made, lam
 
 
 @_operator.register_fake
@@ -535,12 +625,13 @@ def _(
     *_: Tensor | None,
     dtype: torch.dtype,
     channels_last: bool,
-    num_classes: int,
-    targets: str,
+    classes: int,
+    mixed: bool,
     **__: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, *size = images.shape
     shape = (batch, size[2], size[0], size[1]) if images.dtype == torch.uint8 else images.shape
     layout = torch.channels_last if channels_last else torch.contiguous_format
     out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=layout)
-    return out, images.new_empty(batch if targets == "short" else (batch, num_classes), dtype=torch.float32)
+    made = images.new_empty((batch, classes) if classes else batch, dtype=torch.float32)
+    return out, made, images.new_empty(batch if mixed else 0, dtype=torch.float32)

@@ -17,7 +17,7 @@ from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_integer, check_number
 from fastmoll.kernels.philox import EPOCH_BITS
 from fastmoll.kernels.soft_labels import SoftLabels
-from fastmoll.mollify import Mollify
+from fastmoll.mollify import with_mix
 from fastmoll.pipelines.small import SmallData, Triple, read_small, standardisation
 from fastmoll.placement import resolve_device, resolve_rank
 
@@ -43,9 +43,9 @@ class SmallImageLoader:
 
     Training (``split="train"``): the order is drawn anew each epoch from (seed, epoch). A step takes the next
     ``batch_size * world_size`` samples of it, rank after rank, so that the images of a step depend on that product
-    alone; the few samples at its end that fill no step are left out, other ones each epoch. Evaluation (any other
-    split): every sample exactly once over all ranks, in order; the last batch of a rank may be smaller, and ranks may
-    differ by one batch.
+    alone (MixUp and CutMix pair those of one rank); the few samples at its end that fill no step are left out, other
+    ones each epoch. Evaluation (any other split): every sample exactly once over all ranks, in order; the last batch of
+    a rank may be smaller, and ranks may differ by one batch.
 
     A new ``for`` starts an epoch from its beginning: the next one after a finished pass, the same one, with the same
     images, after a ``break``. After `load_state_dict` the next ``for`` goes on in the middle.
@@ -84,7 +84,8 @@ class SmallImageLoader:
             data: Name or path of a data set (see `fastmoll.pipelines.small.read_small`), or a split that was read.
             split: ``"train"``, ``"val"``, or another one that the data set has.
             batch_size: Samples a batch on this rank.
-            augment: Training augmentation: a name (see `fastmoll.augment.parse_augment`), or any function of
+            augment: Training augmentation: a name (see `fastmoll.augment.parse_augment`), in which ``mixup`` and
+                ``cutmix`` mix all batches (targets are then soft labels also without ``mollify``), or any function of
                 ``(images, index, epoch)``, uint8 ``(B, H, W, 3)`` and int64 ``(B,)`` on the device and an int, to
                 images of the same kind.
             mollify: A `fastmoll.Mollify`, called as ``mollify(images, labels, index=sample_ids, epoch=epoch)``.
@@ -133,7 +134,11 @@ class SmallImageLoader:
         if classes != len(self.classes):
             raise ValueError(f"mollify has num_classes={classes}, but {self.root} has {len(self.classes)} classes")
         self._augment_name = describe(augment if self._train else "none")
-        self._augment = self._resolve(augment) if self._train else None
+        self._augment: Augmentation | None = None
+        mix = None
+        if self._train:
+            self._augment, mix = self._resolve(augment)
+        self._mollify, self._after = with_mix(mollify, mix, len(self.classes), self._seed)
 
         first, end = (self.num_samples * r // self._world_size for r in (self._rank, self._rank + 1))
         self._shard = (first, end)
@@ -149,24 +154,22 @@ class SmallImageLoader:
 
         self._images: Tensor | None = torch.from_numpy(self.data.images).to(self._device)
         self._labels = torch.from_numpy(self.data.labels)
-        self._mollify = mollify
         self._dtype = dtype
         self._return_index = return_index
         self._place = Epochs(length)
         self._order: tuple[int, _Order] | None = None  # of an epoch
 
-    def _resolve(self, augment: str | Augmentation) -> Augmentation:
+    def _resolve(self, augment: str | Augmentation) -> tuple[Augmentation, str | None]:
+        """What is done to the pixels of a batch, and how its images are mixed."""
         if not isinstance(augment, str):
             if not callable(augment):
                 raise ValueError(f"augment must be a name or callable, got {augment!r}")
-            return augment
+            return augment, None
         spec = parse_augment(augment)
-        if spec.mix is not None:
-            raise ValueError(f"augment={augment!r}: {spec.mix} is not available for small images yet")
         height, width = self.data.images.shape[1:3]
         if height != width:
             raise ValueError(f"augment={augment!r} needs squares, but {self.root} has {height} x {width} pixels")
-        return Augment(spec, size=width, seed=self._seed)
+        return Augment(spec, size=width, seed=self._seed), spec.mix
 
     def __len__(self) -> int:
         """Batches an epoch on this rank; constant."""
@@ -238,13 +241,13 @@ class SmallImageLoader:
             pixels = self._augment(pixels, index if drawn else chosen, epoch)
         tail: dict[str, Any] = {"mean": self.mean, "std": self.std, "dtype": self._dtype}
         targets: Tensor | SoftLabels
-        if isinstance(mollify, Mollify):
+        if mollify is None:
+            out, targets = batch_tail(pixels, **tail), labels.to(self._device, non_blocking=True)
+        else:
             # Labels and ids from the CPU, where their values can be checked without waiting.
             out, targets = mollify.from_pixels(pixels, labels, index, epoch, **tail)
-        else:
-            out, targets = batch_tail(pixels, **tail), labels.to(self._device, non_blocking=True)
-            if mollify is not None:
-                out, targets = mollify(out, targets, index=chosen, epoch=epoch)
+        if self._after is not None:
+            out, targets = self._after(out, targets, index=chosen, epoch=epoch)
         return (out, targets, index) if self._return_index else (out, targets)
 
     def close(self) -> None:
@@ -276,7 +279,7 @@ class SmallImageLoader:
             "augment": self._augment_name,
             "mean": repr(self.mean),
             "std": repr(self.std),
-            "mollify": describe(self._mollify),
+            "mollify": describe(self._mollify if self._after is None else self._after),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from fastmoll.kernels.checks import (
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE, SEED_OFFSET, as_int64
 from fastmoll.kernels.heat_blur import heat_blur, resolve_scales
+from fastmoll.kernels.mix import mix_images
 from fastmoll.kernels.philox import EPOCH_BITS, INDEX_BITS
 
 BACKENDS: Final = ("auto", "torch", "triton", "cupy")
@@ -187,8 +188,8 @@ def choose_backend(images: Tensor, height: int, width: int, dtype: torch.dtype) 
     """What ``backend="auto"`` stands for.
 
     On a GPU, for uint8 pixels that become half precision (width a multiple of 8), the CUDA C++ where CuPy works: on an
-    H200 it takes less than half of Triton's time. Triton for all other images on a GPU; torch on the CPU, and for images
-    that the fused kernels do not take.
+    H200 it takes less than half of the time of Triton. Triton for all other images on a GPU; torch on the CPU, and for
+    images that the fused kernels do not take.
 
     Args:
         images: as :func:`batch_tail` takes them.
@@ -403,9 +404,23 @@ def batch_tail_torch(tail: Tail, *, compiled: bool = False) -> Tensor:
 
     Args:
         tail: the checked arguments.
-        compiled: mollify with :func:`fastmoll.kernels.mollify_cpu.mollify_cpu` if the images are on the CPU and Numba
-            is installed: the same to 1e-5 for standardised images, and several times faster.
+        compiled: use :mod:`fastmoll.kernels.mollify_cpu` if the images are on the CPU and Numba is installed: the same
+            to 1e-5 for standardised images, and several times faster.
     """
+    if compiled and tail.images.device.type == "cpu" and installed("numba"):
+        return _batch_tail_numba(tail)
+    x = _standardised(tail)
+    if tail.role is not None and tail.t is not None and tail.index is not None:
+        t = torch.where(tail.role == PURE_NOISE, 1.0, tail.t)
+        noised = torch.isin(tail.role, torch.tensor((NOISE, PURE_NOISE), device=x.device)).nonzero().squeeze(1)
+        blurred = (tail.role == BLUR).nonzero().squeeze(1)
+        x[noised] = cosine_noise(x[noised], t[noised], seed=tail.seed, epoch=tail.epoch, index=tail.index[noised])
+        x[blurred] = heat_blur(x[blurred], t[blurred], sigma_min=tail.sigma_min, sigma_max=tail.sigma_max)
+    return _finish(x, tail)
+
+
+def _standardised(tail: Tail) -> Tensor:
+    """Flipped, standardised and mixed images, float32, in memory of their own."""
     images = tail.images
     x = images.permute(0, 3, 1, 2).float() / 255.0 if images.dtype == torch.uint8 else images.float()
     mean, std = (torch.tensor(value, device=x.device).view(-1, 1, 1) for value in (tail.mean, tail.std))
@@ -413,37 +428,34 @@ def batch_tail_torch(tail: Tail, *, compiled: bool = False) -> Tensor:
     if tail.flip is not None:
         x = torch.where(tail.flip.view(-1, 1, 1, 1), x.flip(3), x)
     if tail.partner is not None:
-        other = x[tail.partner]
-        if tail.lam is not None:
-            lam = tail.lam.view(-1, 1, 1, 1)
-            x = lam * x + (1.0 - lam) * other
-        elif tail.box is not None:
-            y0, y1, x0, x1 = tail.box.view(-1, 4, 1, 1, 1).unbind(1)
-            row = torch.arange(tail.height, device=x.device).view(-1, 1)
-            column = torch.arange(tail.width, device=x.device)
-            x = torch.where((row >= y0) & (row < y1) & (column >= x0) & (column < x1), other, x)
-    if tail.role is not None and tail.t is not None and tail.index is not None:
-        if compiled and x.device.type == "cpu" and installed("numba"):
-            from fastmoll.kernels import mollify_cpu
+        x = mix_images(x, tail.partner, lam=tail.lam, box=tail.box)
+    return x
 
-            # In place: standardisation has made x, whatever the images were.
-            mollify_cpu.mollify_cpu(
-                x,
-                tail.role,
-                tail.t,
-                seed=tail.seed,
-                epoch=tail.epoch,
-                index=tail.index,
-                sigma_min=tail.sigma_min,
-                sigma_max=tail.sigma_max,
-                out=x,
-            )
-            return _finish(x, tail)
-        t = torch.where(tail.role == PURE_NOISE, 1.0, tail.t)
-        noised = torch.isin(tail.role, torch.tensor((NOISE, PURE_NOISE), device=x.device)).nonzero().squeeze(1)
-        blurred = (tail.role == BLUR).nonzero().squeeze(1)
-        x[noised] = cosine_noise(x[noised], t[noised], seed=tail.seed, epoch=tail.epoch, index=tail.index[noised])
-        x[blurred] = heat_blur(x[blurred], t[blurred], sigma_min=tail.sigma_min, sigma_max=tail.sigma_max)
+
+def _batch_tail_numba(tail: Tail) -> Tensor:
+    from fastmoll.kernels.mollify_cpu import mollify_cpu, standardise_cpu
+
+    if tail.images.dtype == torch.uint8:
+        x = standardise_cpu(
+            tail.images, tail.mean, tail.std, tail.flip, tail.partner, tail.lam, tail.box, tail.memory_format
+        )
+    else:
+        x = _standardised(tail)
+    if tail.role is not None and tail.t is not None and tail.index is not None:
+        # In place: standardisation has made x, whatever the images were.
+        mollify_cpu(
+            x,
+            tail.role,
+            tail.t,
+            seed=tail.seed,
+            epoch=tail.epoch,
+            index=tail.index,
+            sigma_min=tail.sigma_min,
+            sigma_max=tail.sigma_max,
+            out=x,
+        )
+    if x.dtype == tail.dtype and x.is_contiguous(memory_format=tail.memory_format):
+        return x
     return _finish(x, tail)
 
 

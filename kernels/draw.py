@@ -83,8 +83,8 @@ def draw(
 
     With ``u = (w + 1/2) * 2^-32`` in float64 from word 1 ``w``:
 
-    - ``a = 1``: ``t = 1 - (1 - u)^(1/b) = -expm1(log1p(-u) / b)``;
-    - otherwise ``t`` is the linear interpolation of ``quantiles``, whose ``n`` entries are the Beta quantiles at ``n``
+    - without ``quantiles``, for ``a = 1``: ``t = 1 - (1 - u)^(1/b) = -expm1(log1p(-u) / b)``;
+    - with them ``t`` is their linear interpolation: the ``n`` entries are the quantiles of any distribution at ``n``
       equally spaced values of ``s = ln u - ln(1 - u)``, from ``-LOGIT_LIMIT`` to ``LOGIT_LIMIT``. In ``s`` both tails
       of every Beta distribution are smooth, in ``u`` they can be infinitely steep.
 
@@ -94,7 +94,7 @@ def draw(
         seed: int in [0, 2^64).
         roles: weights of clean, noise, blur and, optionally, pure noise.
         beta: ``(a, b)`` of the temperature's distribution, both positive.
-        quantiles: float64 ``(n,)``, ``n >= 2``; needed unless ``a = 1``, ignored if it is.
+        quantiles: float64 ``(n,)``, ``n >= 2``, in [0, 1]; taken in place of ``beta``, and needed unless ``a = 1``.
 
     Returns:
         role: int8 ``(B,)``, one of ``CLEAN``, ``NOISE``, ``BLUR``, ``PURE_NOISE``.
@@ -108,21 +108,30 @@ def draw(
     philox.check_key(seed, epoch, index)
     words = philox.sample_words(index, epoch, seed=seed, purpose=philox.DRAW, blocks=1)
     choice = words[0].squeeze(1)
-    u = (words[1].squeeze(1).double() + 0.5) * 2.0**-32
     role = (choice >= noise).to(torch.int8) + (choice >= blur) + (choice >= pure)
-    if a == 1.0:
-        t = -torch.expm1(torch.log1p(-u) / b)
-    elif quantiles is None:
-        raise ValueError(f"quantiles must be given for beta = {beta}: only a = 1 has a closed form")
-    else:
-        check_tensor("quantiles", quantiles, (None,), (torch.float64,), index.device)
-        if len(quantiles) < 2:
-            raise ValueError(f"quantiles must have at least 2 entries, got {len(quantiles)}")
-        place = (torch.logit(u) / LOGIT_LIMIT + 1.0) * (0.5 * (len(quantiles) - 1))
-        below = place.long().clamp_(0, len(quantiles) - 2)
-        t = torch.lerp(quantiles[below], quantiles[below + 1], (place - below).clamp_(0.0, 1.0))
+    t = beta_quantile(uniform_double(words[1].squeeze(1)), (a, b), quantiles)
     t = torch.where(role == CLEAN, 0.0, torch.where(role == PURE_NOISE, 1.0, t))
     return role, t.float()
+
+
+def uniform_double(word: Tensor) -> Tensor:
+    """Map 32-bit words to float64 in (0, 1): ``(word + 1/2) * 2^-32``, exact, and so is its complement."""
+    return (word.double() + 0.5) * 2.0**-32
+
+
+def beta_quantile(u: Tensor, beta: tuple[float, float], quantiles: Tensor | None) -> Tensor:
+    """What :func:`draw` makes of its uniform numbers ``u``: float64, in [0, 1]; all arguments as there."""
+    a, b = beta
+    if quantiles is None:
+        if a != 1.0:
+            raise ValueError(f"quantiles must be given for beta = {beta}: only a = 1 has a closed form")
+        return u if b == 1.0 else -torch.expm1(torch.log1p(-u) / b)
+    check_tensor("quantiles", quantiles, (None,), (torch.float64,), u.device)
+    if len(quantiles) < 2:
+        raise ValueError(f"quantiles must have at least 2 entries, got {len(quantiles)}")
+    place = (torch.logit(u) / LOGIT_LIMIT + 1.0) * (0.5 * (len(quantiles) - 1))
+    below = place.long().clamp_(0, len(quantiles) - 2)
+    return torch.lerp(quantiles[below], quantiles[below + 1], (place - below).clamp_(0.0, 1.0))
 
 
 def check_beta(beta: tuple[float, float]) -> tuple[float, float]:

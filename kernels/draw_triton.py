@@ -203,7 +203,8 @@ def draw_batch(
         seed: int in [0, 2^64).
         roles: weights of clean, noise, blur and, optionally, pure noise.
         beta: ``(a, b)`` of the temperature's distribution, both positive.
-        quantiles: float64 ``(n,)``, needed unless ``a = 1``: see :func:`fastmoll.kernels.draw.draw`.
+        quantiles: float64 ``(n,)``, taken in place of ``beta``, and needed unless ``a = 1``: see
+            :func:`fastmoll.kernels.draw.draw`.
         k_noise: slope of the label decay for noise, at least 0.
         k_blur: slope of the label decay for blur, at least 0.
         labels: classes ``(B,)`` int64, or soft labels ``(B, K)`` floating point; None for draws alone.
@@ -273,9 +274,10 @@ def _run(
         check_tensor("index", index, (None,), INTEGER, None)
     device, batch = index.device, len(index)
     nodes = 0
-    if a != 1.0:
-        if quantiles is None:
+    if quantiles is None:
+        if a != 1.0:
             raise ValueError(f"quantiles must be given for beta = {beta}: only a = 1 has a closed form")
+    else:
         check_tensor("quantiles", quantiles, (None,), (torch.float64,), device)
         nodes = check_integer("len(quantiles)", len(quantiles), 2)
     if (partner is None) != (lam is None):

@@ -32,6 +32,8 @@ NOISE: Final = 1
 """Purpose of the stream that the image noise comes from."""
 AUGMENT: Final = 2
 """Purpose of the stream that flips, crops, rotations and the operations of a policy come from."""
+MIX: Final = 3
+"""Purpose of the stream of a batch's first sample that the batch is mixed by."""
 
 INDEX_BITS: Final = 48
 EPOCH_BITS: Final = 24
@@ -99,7 +101,7 @@ def sample_words(index: Tensor, epoch: int, *, seed: int, purpose: int, blocks: 
         index: sample ids, integer ``(B,)``, checked by :func:`check_key` like ``seed`` and ``epoch``.
         epoch: epoch number.
         seed: the run's seed.
-        purpose: which stream of the sample: ``DRAW``, ``NOISE`` or ``AUGMENT``.
+        purpose: which stream of the sample: ``DRAW``, ``NOISE``, ``AUGMENT`` or ``MIX``.
         blocks: blocks of four words, at most 2^32.
         draw: number of the draw for this image in this epoch, in [0, 2^16).
 

@@ -79,11 +79,21 @@ def label_decay(role: Tensor, t: Tensor, *, k_noise: float = 1.0, k_blur: float 
     return torch.where(role == BLUR, t**k_blur, gamma)
 
 
-def soft_labels(labels: Tensor, gamma: Tensor, num_classes: int, *, kind: str = "smooth") -> Tensor:
-    """Degrade labels by ``γ``.
+def soft_labels(
+    labels: Tensor,
+    gamma: Tensor,
+    num_classes: int,
+    *,
+    kind: str = "smooth",
+    partner: Tensor | None = None,
+    lam: Tensor | None = None,
+) -> Tensor:
+    """Degrade labels by ``γ``, those of mixed images too.
 
     - ``"smooth"``: ``(1 - γ) y + γ/K`` (paper, equation 8);
     - ``"temper"``: ``(1 - γ) y`` (paper, equation 7).
+
+    ``y`` is the label, or ``λ`` of it and ``1 - λ`` of the partner's.
 
     Args:
         labels: classes ``(B,)`` int64 in [0, K), or labels that are soft already, ``(B, K)`` floating point, finite and
@@ -91,6 +101,8 @@ def soft_labels(labels: Tensor, gamma: Tensor, num_classes: int, *, kind: str = 
         gamma: label decay ``(B,)``, floating point, in [0, 1], on labels' device.
         num_classes: ``K``, at least 2.
         kind: ``"smooth"`` or ``"temper"``.
+        partner: positions in the batch, int64 ``(B,)``: whose labels to mix in.
+        lam: share of the image's own label, floating point ``(B,)``, in [0, 1]; given if and only if ``partner`` is.
 
     Returns:
         Targets ``(B, K)``; float64 for float64 ``gamma``, float32 for all others.
@@ -101,9 +113,23 @@ def soft_labels(labels: Tensor, gamma: Tensor, num_classes: int, *, kind: str = 
     check_choice("kind", kind, KINDS)
     check_integer("num_classes", num_classes, 2)
     check_labels(labels, num_classes, None, None)
-    check_temperature("gamma", gamma, (len(labels),), labels.device)
+    batch, device = len(labels), labels.device
+    check_temperature("gamma", gamma, (batch,), device)
     gamma = gamma.to(torch.promote_types(gamma.dtype, torch.float32)).unsqueeze(1)
     floor = gamma / num_classes if kind == "smooth" else torch.zeros_like(gamma)
+    if (partner is None) != (lam is None):
+        raise ValueError(f"partner and lam must be given together, got {'lam' if partner is None else 'partner'} alone")
+    if partner is not None and lam is not None:
+        check_tensor("partner", partner, (batch,), (torch.int64,), device)
+        check_values("partner", partner, (partner >= 0) & (partner < batch), f"lie in [0, {batch})")
+        check_temperature("lam", lam, (batch,), device)
+        share = lam.to(gamma.dtype).unsqueeze(1)
+        if labels.dim() == 1:
+            mixed = gamma.new_zeros(batch, num_classes).scatter_(1, labels.unsqueeze(1), share)
+            labels = mixed.scatter_add_(1, labels[partner].unsqueeze(1), 1.0 - share)
+        else:
+            labels = labels.to(gamma.dtype)
+            labels = share * labels + (1.0 - share) * labels[partner]
     if labels.dim() == 2:
         return torch.addcmul(floor, 1.0 - gamma, labels.to(gamma.dtype))
     return floor.repeat(1, num_classes).scatter_(1, labels.unsqueeze(1), 1.0 - gamma + floor)

@@ -1,5 +1,6 @@
 """The operations inside compiled code: no graph break, no second compilation, and what eager code gives."""
 
+import copy
 import itertools
 
 import pytest
@@ -134,6 +135,42 @@ def test_mollification_compiles_once_for_all_epochs(memory_format, targets, back
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("targets", ["dense", "short"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"mix": "mixup"},
+        {"mix": "cutmix", "mix_alpha": 0.5, "kind": "none"},
+        # What no compiler could follow: they are called inside the operator.
+        {"temperature": torch.sqrt, "label_decay": lambda role, t: torch.tensor(t.tolist(), device=t.device)},
+        {"blur_scale": lambda t: torch.from_numpy(t.cpu().numpy()).to(t.device) + 1.0},
+    ],
+)
+def test_mixing_and_the_users_schedules_compile_once_for_all_epochs(own, targets, backend):
+    mollify = Mollify(CLASSES, seed=SEEDS[0], backend=backend, targets=targets, **own)
+    compiled, x = Whole(mollify), images()
+    for epoch in (0, 1, 2**24 - 1):
+        same(compiled(x, LABELS, INDEX, torch.tensor(epoch)), mollify(x, LABELS, INDEX, epoch))
+    assert compiled.graphs == 1
+
+
+def test_each_module_is_itself_inside_compiled_code():
+    def step(mollify, x):
+        return mollify(x, LABELS, INDEX)
+
+    class Clean(Mollify):
+        def draw(self, index, epoch=0):
+            role, t = super().draw(index, epoch)
+            return torch.zeros_like(role), torch.zeros_like(t)
+
+    compiled, x = Whole(step), images()
+    for mollify in (Mollify(CLASSES), Mollify(CLASSES, seed=1), Clean(CLASSES, backend="torch")):
+        for other in (mollify, copy.deepcopy(mollify)):
+            same(compiled(other, x), step(other, x))
+    assert torch.equal(compiled(mollify, x)[0], x)
+
+
 def test_mollification_of_pixels_compiles_once_for_all_epochs():
     mollify = Mollify(CLASSES)
 
@@ -179,8 +216,9 @@ def arguments_of(mollify, x, index, **more):
 
 @pytest.mark.parametrize("targets", ["dense", "short"])
 @pytest.mark.parametrize("index", [INDEX, None])
-def test_the_mollification_keeps_its_promises_to_the_compiler(index, targets):
-    mollify = Mollify(CLASSES, seed=SEEDS[0], targets=targets)
+@pytest.mark.parametrize("mix", [None, "cutmix"])
+def test_the_mollification_keeps_its_promises_to_the_compiler(mix, index, targets):
+    mollify = Mollify(CLASSES, seed=SEEDS[0], targets=targets, mix=mix)
     torch.library.opcheck(mollify_module._operator, *arguments_of(mollify, images(), index))
     arguments = arguments_of(mollify, pixels(), index, mean=MEAN, std=STD, dtype=torch.float16)
     torch.library.opcheck(mollify_module._operator, *arguments)

@@ -104,7 +104,7 @@ def test_labels_come_in_short_form_on_request(make_tree: Make, fused: bool) -> N
             torch.testing.assert_close(written_out, want_targets, atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("augment", ["crop_flip_trivialaugment", "crop_flip_randaugment", "crop_flip_autoaugment"])
+@pytest.mark.parametrize("augment", ["fc+trivial", "fcr+rand", "fc+auto", "fc+augmix", "fcr"])
 def test_automatic_augmentations_change_images_and_resume(make_tree: Make, augment: str) -> None:
     tree = make_tree(16)
     plain, augmented = stream(loader(tree)), loader(tree, augment=augment)
@@ -113,6 +113,82 @@ def test_automatic_augmentations_change_images_and_resume(make_tree: Make, augme
     resumed = loader(tree, augment=augment)
     resumed.load_state_dict(augmented.state_dict())
     assert equal(stream(resumed), stream(augmented)[2:])
+
+
+def test_a_function_of_the_batch_augments_pixels(make_tree: Make) -> None:
+    tree, calls = make_tree(8), []
+
+    def invert(images: torch.Tensor, index: torch.Tensor, epoch: int) -> torch.Tensor:
+        calls.append((images.dtype, index.dtype, epoch))
+        return 255 - images
+
+    options = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    with loader(tree, fused=True, **options) as plain, loader(tree, augment=invert, **options) as inverted:
+        for (one, _, index), (other, _, same) in zip(plain, inverted, strict=True):
+            assert torch.equal(index, same)
+            torch.testing.assert_close(other, -one, atol=1e-6, rtol=0)
+    assert calls and set(calls) == {(torch.uint8, torch.int64, 0)}
+    # Evaluation is not augmented.
+    with loader(tree, augment=invert, train=False) as evaluated, loader(tree, train=False) as expected:
+        assert equal(stream(evaluated), stream(expected))
+
+
+def test_a_dali_function_augments_in_the_graph(make_tree: Make) -> None:
+    tree = make_tree(8)
+    options = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    with loader(tree, **options) as plain, loader(tree, dali_augment=lambda x: 255 - x, **options) as inverted:
+        for (one, _, index), (other, _, same) in zip(plain, inverted, strict=True):
+            assert torch.equal(index, same)
+            torch.testing.assert_close(other, -one, atol=1e-5, rtol=0)
+        with pytest.raises(ValueError, match="dali_augment was"):
+            plain.load_state_dict(inverted.state_dict())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("mix", ["mixup", "cutmix"])
+@pytest.mark.parametrize("mollify", [None, fastmoll.Mollify(3, seed=5)])
+def test_a_name_mixes_the_batches_before_they_are_mollified(
+    make_tree: Make, mollify: fastmoll.Mollify | None, mix: str, fused: bool
+) -> None:
+    tree = make_tree(16)
+    options = {"seed": 7, "fused": fused}
+    plain, mixed = loader(tree, **options), loader(tree, augment=f"fc+{mix}", mollify=mollify, **options)
+    by_hand = fastmoll.Mollify(3, mix=mix, **({"roles": (1, 0, 0), "seed": 7} if mollify is None else {"seed": 5}))
+    with plain, mixed:
+        for epoch in range(2):
+            for (images, targets, index), (raw, labels, raw_index) in zip(mixed, plain, strict=True):
+                assert torch.equal(index, raw_index)
+                want, want_targets = by_hand(raw, labels, index, epoch)
+                torch.testing.assert_close(images, want, atol=1e-5, rtol=0)
+                assert torch.equal(targets, want_targets)
+                torch.testing.assert_close(targets.sum(1), torch.ones(4), atol=1e-6, rtol=0)
+    assert mollify is None or mollify.mix is None
+    with loader(tree, split="val", train=False, augment=f"fc+{mix}") as validation:
+        assert next(iter(validation))[1].dtype == torch.int64
+
+
+def test_any_function_gets_the_mixed_batch(make_tree: Make) -> None:
+    tree, mixer = make_tree(16), fastmoll.Mollify(3, roles=(1, 0, 0), mix="mixup")
+
+    def double(images: Tensor, targets: Tensor, index: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        return 2 * images, targets
+
+    with loader(tree, augment="fc+mixup", mollify=double) as ours, loader(tree) as plain:
+        for (images, targets, index), (raw, labels, _) in zip(ours, plain, strict=True):
+            want, want_targets = mixer(raw, labels, index)
+            torch.testing.assert_close(images, 2 * want, atol=1e-5, rtol=0)
+            assert torch.equal(targets, want_targets)
+
+
+def test_mixed_batches_resume_exactly(make_tree: Make) -> None:
+    tree = make_tree(16)
+    options: dict[str, Any] = {"augment": "fcr+cutmix", "mollify": fastmoll.Mollify(3)}
+    with loader(tree, **options) as first, loader(tree, **options) as second:
+        whole = stream(first)
+        first.set_epoch(0)
+        _ = [*islice(first, 2)]
+        second.load_state_dict(first.state_dict())
+        assert equal(stream(second), whole[2:])
 
 
 def test_training_crops_and_flips_differ_between_epochs_and_samples_are_the_same(make_tree: Make) -> None:
@@ -450,7 +526,13 @@ def test_a_forked_process_goes_on_by_itself(make_tree: Make) -> None:
         ({"num_threads": 0}, "num_threads must be .* got 0"),
         ({"prefetch": 0}, "prefetch must be .* got 0"),
         ({"hw_decoder_load": 1.5}, r"hw_decoder_load must be in \[0, 1\], got 1.5"),
-        ({"augment": "augmix?"}, r"augment must be one of 'none', 'crop_flip', .* got 'augmix\?'"),
+        ({"augment": "fcr+augmx"}, r"augment must be none, fc, fcr, .* got 'fcr\+augmx': did you mean 'fcr\+augmix'"),
+        ({"augment": "fc+augmix", "fused": False}, r"fused must not be False for augment='fc\+augmix'"),
+        (
+            {"augment": "fc+mixup", "mollify": fastmoll.Mollify(3, mix="cutmix")},
+            "augment says mixup, but mollify has mix='cutmix'",
+        ),
+        ({"dali_augment": "blur"}, r"dali_augment must be callable, got 'blur'"),
         ({"device": "tpu"}, "device must be .* got 'tpu'"),
         ({"device": "mps"}, "device must be .* got 'mps'"),
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 2\), got 2"),

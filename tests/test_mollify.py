@@ -1,6 +1,7 @@
 """``Mollify``: the batch that comes out is the public operations applied role by role, and nothing else."""
 
 import copy
+import functools
 import io
 import pickle
 import subprocess
@@ -18,8 +19,10 @@ import fastmoll
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 from fastmoll.kernels.heat_blur import heat_blur
+from fastmoll.kernels.mix import draw_mix, mix_images
+from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
 from fastmoll.kernels.soft_labels import label_decay, soft_labels
-from fastmoll.mollify import Mollify, beta_quantiles
+from fastmoll.mollify import Mollify, beta_quantiles, with_mix
 
 CLASSES = 7
 MEMORY_FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -349,12 +352,252 @@ def test_in_place_overwrites_the_images_with_the_same_result(fmt):
     assert torch.equal(out, want) and torch.equal(targets, want_targets)
 
 
+MIXES = ["mixup", "cutmix"]
+
+
+def mixed_first(mollify, images, labels, index, epoch):
+    """The same from the public operations: mix images and labels, then mollify them. In float64."""
+    mix = mollify.draw_mix(index, epoch, height=images.shape[2], width=images.shape[3])
+    assert torch.equal(mix.partner, torch.arange(len(images)).roll(1))
+    role, out, _ = expected(mollify, mix_images(images, **mix.of_images()), labels, index, epoch)
+    gamma = label_decay(role, mollify.draw(index, epoch)[1], k_noise=mollify.k_noise, k_blur=mollify.k_blur)
+    own = torch.nn.functional.one_hot(labels, CLASSES).double()
+    lam, gamma = mix.lam.double().unsqueeze(1), gamma.double().unsqueeze(1)
+    targets = (1 - gamma) * (lam * own + (1 - lam) * own.roll(1, 0))
+    return mix, out, targets + gamma / CLASSES if mollify.kind == "smooth" else targets
+
+
+@pytest.mark.parametrize("memory_format", MEMORY_FORMATS)
+@pytest.mark.parametrize("kind", ["smooth", "temper"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_mixing_comes_before_mollification_for_images_and_labels(mix, kind, memory_format):
+    mollify = Mollify(CLASSES, seed=3, kind=kind, mix=mix, roles=(1, 1, 1, 1))
+    images, labels, index = batch()
+    images = images.to(memory_format=memory_format)
+    before = images.clone()
+    _, want, want_targets = mixed_first(mollify, images, labels, index, 3)
+    out, targets = mollify(images, labels, index, 3)
+    assert out.is_contiguous(memory_format=memory_format)
+    assert torch.equal(images, before)
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(targets, want_targets.float(), atol=1.2e-7, rtol=0)
+    if kind == "smooth":
+        torch.testing.assert_close(targets.sum(1), torch.ones(24), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_mixing_rounds_once_and_keeps_the_dtype(dtype, mix):
+    images, labels, index = batch(dtype=dtype)
+    mollify = Mollify(CLASSES, mix=mix)
+    out, targets = mollify(images, labels, index)
+    want, want_targets = mollify(images.double(), labels, index)
+    assert out.dtype == dtype
+    # Half a unit in the last place, and what float32 is off by.
+    rounding = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(out.double(), want, rtol=1.01 * rounding, atol=1e-5)
+    assert torch.equal(targets, want_targets)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.usefixtures("triton_interpreter")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no CUDA device")
+def test_pixels_are_mixed_after_each_was_flipped(backend, mix):
+    pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (24, 20, 17, 3), generator=generator, dtype=torch.uint8)
+    labels, index, flip = torch.arange(24) % CLASSES, torch.arange(24), torch.arange(24) % 3 == 0
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    images = (pixels.permute(0, 3, 1, 2) / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    images[flip] = images[flip].flip(3)
+    mollify = Mollify(CLASSES, backend=backend, mix=mix, seed=4)
+    _, want, want_targets = mixed_first(mollify, images, labels, index, 3)
+    out, targets = mollify.from_pixels(pixels, labels, index, 3, mean=mean, std=std, flip=flip)
+    torch.testing.assert_close(out, want, atol=1e-4, rtol=0)
+    torch.testing.assert_close(targets, want_targets.float(), atol=1.2e-7, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("kind", ["smooth", "temper", "none"])
+@pytest.mark.usefixtures("triton_interpreter")
+def test_short_targets_of_mixed_images_give_the_loss_of_the_dense_ones(kind, backend):
+    pytest.importorskip("triton")
+    images, labels, index = batch()
+    logits = torch.randn(24, CLASSES, generator=torch.Generator().manual_seed(1))
+    losses = []
+    for targets in ("dense", "short"):
+        mollify = Mollify(CLASSES, mix="cutmix", kind=kind, backend=backend, targets=targets)
+        _, made = mollify(images, labels, index, 1)
+        losses.append(soft_cross_entropy(logits, made, reduction="none"))
+    assert isinstance(made, fastmoll.SoftLabels)
+    assert torch.equal(made.partner, labels.roll(1))
+    assert torch.equal(made.lam, mollify.draw_mix(index, 1, height=12, width=10).lam)
+    torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_mixing_alone_is_torchvisions(mix, monkeypatch):
+    images, labels, index = batch()
+    out, targets = Mollify(CLASSES, roles=(1, 0, 0), mix=mix, seed=8)(images, labels, index, 5)
+    drawn = draw_mix(index, 5, kind=mix, height=12, width=10, seed=8)
+    theirs = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[mix](num_classes=CLASSES)
+    lam = float(drawn.lam[0])
+    if mix == "cutmix":
+        y0, y1, x0, x1 = drawn.box[0].tolist()
+        monkeypatch.setattr(theirs, "make_params", lambda _: {"box": (x0, y0, x1, y1), "lam_adjusted": lam})
+    else:
+        monkeypatch.setattr(theirs, "make_params", lambda _: {"lam": lam})
+    want, want_targets = theirs(images, labels)
+    torch.testing.assert_close(out, want, atol=1e-6, rtol=0)
+    torch.testing.assert_close(targets, want_targets, atol=1e-6, rtol=0)
+
+
+def test_soft_labels_are_mixed_and_softened_further():
+    mollify = Mollify(CLASSES, mix="mixup")
+    images, _, index = batch()
+    soft = torch.rand(24, CLASSES, generator=torch.Generator().manual_seed(2))
+    _, targets = mollify(images, soft, index)
+    role, t = mollify.draw(index)
+    gamma, lam = label_decay(role, t).unsqueeze(1), mollify.draw_mix(index, height=12, width=10).lam.unsqueeze(1)
+    torch.testing.assert_close(targets, (1 - gamma) * (lam * soft + (1 - lam) * soft.roll(1, 0)) + gamma / CLASSES)
+
+
+def test_mixing_leaves_the_roles_as_they_were():
+    index = torch.arange(50)
+    plain, mixed = Mollify(CLASSES), Mollify(CLASSES, mix="mixup", mix_alpha=0.2)
+    assert all(torch.equal(a, b) for a, b in zip(plain.draw(index, 2), mixed.draw(index, 2), strict=True))
+    assert plain.draw_mix(index, height=4, width=4) is None
+
+
+def test_a_loader_finds_what_to_mix_with():
+    plain, cutmix = Mollify(CLASSES, seed=3, mix_alpha=0.4), Mollify(CLASSES, mix="cutmix")
+    assert with_mix(plain, None, CLASSES, 0) == (plain, None)
+    assert with_mix(None, None, CLASSES, 0) == (None, None)
+    assert with_mix(repr, None, CLASSES, 0) == (None, repr)
+    mixed, after = with_mix(plain, "mixup", CLASSES, 0)
+    assert after is None and plain.mix is None
+    assert repr(mixed) == repr(Mollify(CLASSES, seed=3, mix_alpha=0.4, mix="mixup"))
+    images, labels, index = batch()
+    assert torch.equal(
+        mixed(images, labels, index)[0], Mollify(CLASSES, seed=3, mix_alpha=0.4, mix="mixup")(images, labels, index)[0]
+    )
+    alone, after = with_mix(repr, "cutmix", CLASSES, 9)
+    assert after is repr
+    assert repr(alone) == repr(Mollify(CLASSES, (1, 0, 0), seed=9, mix="cutmix"))
+    assert repr(with_mix(cutmix, "cutmix", CLASSES, 0)[0]) == repr(cutmix)
+    with pytest.raises(ValueError, match="augment says mixup, but mollify has mix='cutmix'"):
+        with_mix(cutmix, "mixup", CLASSES, 0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.usefixtures("triton_interpreter")
+def test_kind_none_mollifies_images_and_leaves_labels_alone(backend):
+    pytest.importorskip("triton")
+    images, labels, index = batch()
+    want, _ = Mollify(CLASSES, backend=backend)(images, labels, index)
+    out, targets = Mollify(CLASSES, kind="none", backend=backend)(images, labels, index)
+    assert torch.equal(out, want)
+    assert torch.equal(targets, torch.nn.functional.one_hot(labels, CLASSES).float())
+    _, short = Mollify(CLASSES, kind="none", backend=backend, targets="short")(images, labels, index)
+    assert torch.equal(short.label, labels) and not short.gamma.any()
+    soft = torch.rand(24, CLASSES)
+    assert torch.equal(Mollify(CLASSES, kind="none", backend=backend)(images, soft, index)[1], soft)
+
+
+def square_root(u):
+    """The quantile function of Beta(2, 1)."""
+    return u.sqrt()
+
+
+def half_of_noise(role, t):
+    return torch.where(role == NOISE, t / 2, (role == PURE_NOISE).float())
+
+
+def linear(t):
+    return 1.0 + 5.0 * t
+
+
+def test_a_quantile_function_takes_the_place_of_the_beta_distribution():
+    index = torch.arange(5000)
+    role, t = Mollify(CLASSES, temperature=square_root, seed=6).draw(index, 2)
+    want_role, want = Mollify(CLASSES, beta=(2.0, 1.0), seed=6).draw(index, 2)
+    assert torch.equal(role, want_role)
+    torch.testing.assert_close(t, want, atol=1e-6, rtol=0)
+    # And of those that have a formula, too.
+    constant = Mollify(CLASSES, (0, 1, 1), temperature=lambda u: torch.full_like(u, 0.25)).draw(index)[1]
+    torch.testing.assert_close(constant, torch.full_like(constant, 0.25), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("targets", ["dense", "short"])
+@pytest.mark.usefixtures("triton_interpreter")
+def test_schedules_can_be_the_users_own_functions(targets, backend):
+    pytest.importorskip("triton")
+    options = {"sigma_min": 1.0, "sigma_max": 6.0, "roles": (1, 1, 1, 1), "seed": 2, "targets": targets}
+    own = {"temperature": square_root, "label_decay": half_of_noise, "blur_scale": linear}
+    mollify = Mollify(CLASSES, backend=backend, **own, **options)
+    images, labels, index = batch(height=16, width=16)
+    out, made = mollify(images, labels, index, 1)
+    role, t = Mollify(CLASSES, beta=(2.0, 1.0), **options).draw(index, 1)
+    want = images.clone()
+    for i, kind in enumerate(role.tolist()):
+        one = slice(i, i + 1)
+        if kind in (NOISE, PURE_NOISE):
+            want[one] = cosine_noise(images[one], t[one], seed=2, epoch=1, index=index[one])
+        if kind == BLUR:
+            scale = float(linear(t[i]))
+            want[one] = heat_blur(images[one], torch.zeros(1), sigma_min=scale, sigma_max=scale)
+    torch.testing.assert_close(out, want, atol=2e-5 if backend == "torch" else 1e-4, rtol=0)
+    gamma = half_of_noise(role, t)
+    if targets == "dense":
+        torch.testing.assert_close(made, soft_labels(labels, gamma, CLASSES), atol=1e-6, rtol=0)
+    else:
+        torch.testing.assert_close(made.gamma, gamma, atol=1e-6, rtol=0)
+
+
+def test_schedules_survive_copies_pickles_and_are_shown_the_same_in_every_process():
+    images, labels, index = batch()
+    mollify = Mollify(CLASSES, temperature=square_root, label_decay=half_of_noise, mix="mixup", mix_alpha=0.3)
+    want, want_targets = mollify(images, labels, index)
+    for other in (pickle.loads(pickle.dumps(mollify)), copy.deepcopy(mollify), copy.copy(mollify)):
+        out, targets = other(images, labels, index)
+        assert torch.equal(out, want) and torch.equal(targets, want_targets)
+    assert repr(mollify).endswith(
+        f"mix='mixup', mix_alpha=0.3, temperature={__name__}.square_root, label_decay={__name__}.half_of_noise, "
+        "blur_scale=None)"
+    )
+    assert " at 0x" not in repr(Mollify(CLASSES, temperature=functools.partial(torch.pow, exponent=0.5)))
+
+
+def test_a_decay_with_parameters_sends_no_gradient():
+    images, labels, index = batch()
+    weight = torch.tensor(0.5, requires_grad=True)
+    _, targets = Mollify(CLASSES, label_decay=lambda role, t: weight * t)(images, labels, index)
+    assert not targets.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"label_decay": lambda role, t: t + 1.0}, r"label_decay\(role, t\) must lie in \[0, 1\], got"),
+        ({"label_decay": lambda role, t: t[:3]}, r"label_decay\(role, t\) must have shape \(24\), got \(3,\)"),
+        ({"label_decay": lambda role, t: 0.5}, r"label_decay\(role, t\) must be a torch.Tensor, got float"),
+        ({"blur_scale": lambda t: t + 100.0}, r"blur_scale\(t\) must lie in \[sigma_min, sigma_max\] = \[0.3, 10.0\]"),
+        ({"blur_scale": lambda t: t.sum()}, r"blur_scale\(t\) must have shape \(24\), got \(\)"),
+    ],
+)
+def test_results_of_the_users_functions_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Mollify(CLASSES, **arguments)(*batch())
+
+
 def test_repr_shows_every_argument():
     text = repr(Mollify(10, roles=(1, 2, 3), beta=(1, 3), k_noise=2, k_blur=0.5, sigma_max=9, kind="temper", seed=4))
     assert text == (
         "Mollify(num_classes=10, roles=(1.0, 2.0, 3.0), beta=(1.0, 3.0), k_noise=2.0, k_blur=0.5, "
         "sigma_min=0.3, sigma_max=9.0, kind='temper', seed=4, backend='auto', "
-        "targets='dense')"
+        "targets='dense', mix=None, mix_alpha=1.0, temperature=None, label_decay=None, blur_scale=None)"
     )
 
 
@@ -381,11 +624,13 @@ def test_the_package_exports_the_method_and_loads_neither_dali_nor_triton():
         "import sys, fastmoll; "
         "fastmoll.Mollify, fastmoll.heat_blur, fastmoll.cosine_noise, fastmoll.label_decay, fastmoll.soft_labels; "
         "fastmoll.soft_cross_entropy, fastmoll.soft_cross_entropy_short, fastmoll.SoftLabels, fastmoll.blur_scale; "
+        "fastmoll.losses.soft_cross_entropy, fastmoll.create_model, fastmoll.SmallImageLoader, fastmoll.Augment; "
         "sys.stdout.write(repr([m for m in ('nvidia.dali', 'triton', 'cupy') if m in sys.modules]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.stdout, result.stderr) == ("[]", "")
     assert fastmoll.Mollify is Mollify
+    assert all(hasattr(fastmoll, name) for name in fastmoll.__all__)
 
 
 @pytest.mark.parametrize(
@@ -408,11 +653,21 @@ def test_the_package_exports_the_method_and_loads_neither_dali_nor_triton():
         ({"sigma_min": -1.0}, "sigma_min .* got -1.0"),
         ({"sigma_min": 2.0, "sigma_max": 1.0}, "sigma_max .* at least 2.0, got 1.0"),
         ({"sigma_max": float("nan")}, "sigma_max .* got nan"),
-        ({"kind": "hard"}, "kind must be one of 'smooth', 'temper', got 'hard'"),
+        ({"kind": "hard"}, "kind must be one of 'smooth', 'temper', 'none', got 'hard'"),
         ({"seed": -1}, "seed .* got -1"),
         ({"seed": 2**64}, "seed .* got 18446744073709551616"),
         ({"seed": 0.5}, "seed .* got 0.5"),
         ({"seed": None}, "seed .* got None"),
+        ({"mix": "blend"}, "mix must be one of 'mixup', 'cutmix', got 'blend'"),
+        ({"mix_alpha": 0}, "mix_alpha .* got 0"),
+        ({"temperature": 0.5}, "temperature must be callable or None, got 0.5"),
+        ({"temperature": lambda u: 2 * u}, r"temperature\(u\) must lie in \[0, 1\], got 1.*"),
+        ({"temperature": lambda u: u[:9]}, r"temperature\(u\) must have shape \(4097\), got \(9,\)"),
+        ({"temperature": torch.sqrt, "beta": (2.0, 2.0)}, r"beta has no effect .* got \(2.0, 2.0\)"),
+        ({"label_decay": "linear"}, "label_decay must be callable or None, got 'linear'"),
+        ({"label_decay": max, "k_blur": 2.0}, "k_blur has no effect .* got 2.0"),
+        ({"label_decay": max, "kind": "none"}, "kind has no effect .* got none"),
+        ({"blur_scale": 3.0}, "blur_scale must be callable or None, got 3.0"),
     ],
 )
 def test_bad_settings_are_named(arguments, message):
@@ -474,6 +729,35 @@ def test_a_gpu_mollifies_as_the_cpu_does_without_waiting(memory_format, labels_o
     assert out.is_contiguous(memory_format=memory_format)
     torch.testing.assert_close(out.cpu(), want, atol=1e-5, rtol=0)
     torch.testing.assert_close(targets.cpu(), want_targets, atol=1e-6, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ids_on_gpu", [False, True])
+@pytest.mark.parametrize("targets", ["dense", "short"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"mix": "mixup"},
+        {"mix": "cutmix", "kind": "none"},
+        {"temperature": square_root, "label_decay": half_of_noise, "blur_scale": linear, "sigma_max": 6.0},
+    ],
+)
+def test_a_gpu_mixes_and_schedules_as_the_cpu_does_without_waiting(arguments, targets, ids_on_gpu):
+    mollify = Mollify(CLASSES, targets=targets, **arguments)
+    images, labels, index = batch(64)
+    gpu, classes = images.cuda(), labels.cuda()
+    ids = index.cuda() if ids_on_gpu else index.pin_memory()
+    mollify(gpu, classes, ids, 1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out, made = mollify(gpu, classes, ids, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    want, want_made = mollify(images, labels, index, 1)
+    torch.testing.assert_close(out.cpu(), want, atol=2e-5, rtol=0)
+    for ours, theirs in zip(tree_leaves(made), tree_leaves(want_made), strict=True):
+        if isinstance(theirs, torch.Tensor):
+            torch.testing.assert_close(ours.cpu(), theirs, atol=1e-6, rtol=0)
 
 
 @pytest.mark.gpu

@@ -66,6 +66,35 @@ def test_in_evaluation_every_sample_comes_once_over_all_ranks(world_size: int) -
     assert all(rank.num_samples == 23 for rank in ranks)
 
 
+@pytest.mark.parametrize("mix", ["mixup", "cutmix"])
+@pytest.mark.parametrize("mollify", [None, fastmoll.Mollify(5, seed=2, targets="short")])
+def test_a_name_mixes_the_batches_before_they_are_mollified(mollify: fastmoll.Mollify | None, mix: str) -> None:
+    plain, mixed = loader(augment="fcr"), loader(augment=f"fcr+{mix}", mollify=mollify)
+    settings = {"roles": (1, 0, 0), "seed": 3} if mollify is None else {"seed": 2, "targets": "short"}
+    by_hand = fastmoll.Mollify(5, mix=mix, **settings)
+    for epoch in range(2):
+        for (images, targets, index), (raw, labels, _) in zip(mixed, plain, strict=True):
+            want, want_targets = by_hand(raw, labels, index, epoch)
+            torch.testing.assert_close(images, want, atol=1e-5, rtol=0)
+            assert type(targets) is type(want_targets)
+            parts = (targets, want_targets) if isinstance(targets, Tensor) else (targets[:4], want_targets[:4])
+            torch.testing.assert_close(*parts, atol=0, rtol=0)
+    validation = loader(augment=f"fcr+{mix}", split="val")
+    assert next(iter(validation))[1].dtype == torch.int64
+
+
+def test_a_loader_that_mixes_resumes_and_takes_no_state_of_one_that_does_not() -> None:
+    first, second = (loader(augment="fc+mixup", mollify=fastmoll.Mollify(5)) for _ in range(2))
+    whole = list(first)
+    first.set_epoch(0)
+    running = iter(first)
+    next(running)
+    second.load_state_dict(first.state_dict())
+    assert_same(list(second), whole[1:])
+    with pytest.raises(ValueError, match=r"augment was 'fc\+mixup' when it was saved, is 'fc' now"):
+        loader(augment="fc", mollify=fastmoll.Mollify(5)).load_state_dict(first.state_dict())
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_in_training_ranks_share_full_batches_without_overlap_and_leave_out_others_each_epoch(world_size: int) -> None:
     ranks = [loader(rank=rank, world_size=world_size) for rank in range(world_size)]

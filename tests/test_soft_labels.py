@@ -111,6 +111,41 @@ def test_soft_labels_are_not_written_to():
     assert torch.equal(labels, torch.eye(3))
 
 
+@pytest.mark.parametrize("kind", ["smooth", "temper"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mixed_labels_are_mixed_before_they_are_degraded(dtype, kind):
+    labels, partner = torch.tensor([0, 3, 3, 1]), torch.tensor([3, 0, 2, 1])
+    lam, gamma = torch.tensor([0.0, 0.25, 0.6, 1.0], dtype=dtype), torch.tensor([0.0, 0.5, 0.2, 1.0], dtype=dtype)
+    onehot = torch.nn.functional.one_hot(labels, 5).double()
+    share, lost = lam.double().unsqueeze(1), gamma.double().unsqueeze(1)
+    want = (1 - lost) * (share * onehot + (1 - share) * onehot[partner]) + (lost / 5 if kind == "smooth" else 0)
+    for given in (labels, onehot):
+        targets = soft_labels(given, gamma, 5, kind=kind, partner=partner, lam=lam)
+        assert targets.dtype == dtype
+        torch.testing.assert_close(targets.double(), want, atol=1e-7 if dtype == torch.float32 else 1e-15, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "message"),
+    [
+        ({"partner": torch.tensor([1, 0])}, "partner and lam must be given together, got partner alone"),
+        ({"lam": torch.zeros(2)}, "partner and lam must be given together, got lam alone"),
+        (
+            {"partner": torch.tensor([2, 0]), "lam": torch.zeros(2)},
+            r"partner must lie in \[0, 2\), got 2 at position 0",
+        ),
+        ({"partner": torch.tensor([1, 0]), "lam": torch.tensor([0.0, 1.5])}, r"lam must lie in \[0, 1\], got 1.5"),
+        (
+            {"partner": torch.tensor([1.0, 0.0]), "lam": torch.zeros(2)},
+            "partner must be torch.int64, got torch.float32",
+        ),
+    ],
+)
+def test_bad_partners_are_named(mixed, message):
+    with pytest.raises(ValueError, match=message):
+        soft_labels(torch.tensor([0, 1]), torch.zeros(2), 5, **mixed)
+
+
 def test_an_empty_batch_gives_no_targets():
     assert soft_labels(torch.empty(0, dtype=torch.int64), torch.empty(0), 7).shape == (0, 7)
     assert soft_labels(torch.empty(0, 7), torch.empty(0), 7).shape == (0, 7)

@@ -21,8 +21,9 @@ class DataConfig:
 
     batch_size: int = 256
     """Images per process and per forward pass."""
-    augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "crop_flip"
-    """Augmentation of the training images, a name that the loader knows."""
+    augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "fc"
+    """Augmentation of the training images, joined by +: none, fc (flip, crop) or fcr (and rotation); then, if at all,
+    rand, auto, trivial or augmix; then, if at all, mixup or cutmix."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class MollifyConfig:
     """Blur scale at temperature 0, pixels."""
     sigma_max: float | None = None
     """Blur scale at temperature 1, pixels; None: the image width."""
-    kind: Literal["smooth", "temper"] = "smooth"
-    """Move label mass to the uniform distribution (smooth), or take it away (temper)."""
+    kind: Literal["smooth", "temper", "none"] = "smooth"
+    """Move label mass to the uniform distribution (smooth), take it away (temper), or leave labels alone (none)."""
     backend: Literal["auto", "torch", "triton", "cupy"] = "auto"
     """Code that does it; auto: the fastest on this machine. All draw the same."""
 

@@ -1,0 +1,382 @@
+"""``fastmoll sweep``: many training runs from one file, one at a time per GPU, each in a folder of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import torch
+
+from fastmoll.sweep_file import AXES, Run, as_text, find_file, nearest, read_sweep
+from fastmoll.sweep_table import as_csv, as_markdown, make_rows, read_result
+
+_POLL: Final = 0.2
+_GRACE: Final = 15.0  # seconds to end in; SLURM gives 30 before it kills
+_TAIL: Final = 12
+
+
+def run_sweep(
+    file: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    filters: Sequence[str] = (),
+    task: str | None = None,
+    device: str = "auto",
+    gpus: str | None = None,
+    action: str = "run",
+) -> int:
+    """Train what a sweep file asks for and is not done yet, then write and print the table of results.
+
+    Every run has its folder ``out/<name>``, with the trainer's files and its messages in ``output.txt``. A
+    ``result.json`` there means done; a run that was begun goes on from its checkpoint. A run that another sweep, or a
+    trainer started by hand, is at is left to it. A run that fails doesn't stop the others. An interrupt, SIGTERM or a
+    hang-up ends the running trainers with an interrupt; the next sweep goes on with them.
+
+    Args:
+        file: Sweep file, or the name of one in this package (``paper.toml``).
+        out: Folder of the runs; default ``runs/<file's name>``.
+        filters: Only runs that match all of these: a value (``cifar10``), ``key=value`` (``mollify=false``,
+            ``optim.epochs=30``), or, where no run has that value, a part of the run's name.
+        task: ``"i/n"``: only part i of n, 1 <= i <= n. The parts have no run in common and together are all, whatever
+            is done already.
+        device: ``"auto"`` (GPUs where there are any), ``"cuda"`` or ``"cpu"``.
+        gpus: GPUs to use, as in ``CUDA_VISIBLE_DEVICES``; default: all that are visible.
+        action: ``"run"``, ``"list"`` (print the runs and how far they are) or ``"table"`` (only write and print it).
+
+    Returns:
+        Exit status: 0 if no run failed, else 1.
+
+    Raises:
+        ValueError: an argument or a name in the file is unknown or unusable; nothing was started.
+        KeyboardInterrupt: interrupted, after the trainers have ended.
+    """
+    path = find_file(file)
+    folder = Path("runs") / path.stem if out is None else Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out: {folder} is not a folder")
+    part, parts = _parse_task(task)
+    runs = read_sweep(path)
+    chosen = select(runs, filters)[part - 1 :: parts]
+    if action == "list":
+        _list(chosen, folder)
+        return 0
+    failed = 0
+    if action == "run":
+        devices = _devices(device, gpus)
+        for run in chosen:
+            read_result(folder / run.name)  # one that can't be read should not be found at the end
+        failed = _Sweep(chosen, folder, devices).run()
+    _write_table(runs, chosen, folder)
+    return 1 if failed else 0
+
+
+def select(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
+    """The runs that match all filters; see `run_sweep`.
+
+    Raises:
+        ValueError: a filter that no run of the sweep matches.
+    """
+    chosen = list(runs)
+    for text in filters:
+        key, equals, value = text.partition("=")
+        if equals:
+            setting = AXES.get(key, key.replace("-", "_"))
+            known = {*AXES, *(name for run in runs for name in run.settings)}
+            if key not in AXES and setting not in known:
+                raise ValueError(f"--filter: unknown key {key!r}: did you mean {nearest(key, known)!r}?")
+            matching = [run for run in runs if _same(run.data if key == "data" else run.settings.get(setting), value)]
+            values = {as_text(run.data if key == "data" else run.settings.get(setting)) for run in runs}
+            known = {f"{key}={x}" for x in values}
+        else:
+            matching = [run for run in runs if text in _values(run)] or [run for run in runs if text in run.name]
+            known = {value for run in runs for value in _values(run)}
+        if not matching:
+            raise ValueError(f"--filter: no run matches {text!r}: did you mean {nearest(text, sorted(known))!r}?")
+        names = {run.name for run in matching}
+        chosen = [run for run in chosen if run.name in names]
+    if not chosen:
+        raise ValueError(f"--filter: no run matches all of {', '.join(filters)}")
+    return chosen
+
+
+def state(folder: Path) -> str:
+    """How far the run in ``folder`` is: ``"done"``, ``"running"``, ``"unfinished"`` or ``"to do"``."""
+    if (folder / "result.json").exists():
+        return "done"
+    if _held(folder / ".sweep") or _held(folder / ".lock"):
+        return "running"
+    return "unfinished" if (folder / "checkpoint.pt").exists() else "to do"
+
+
+def trainer_command(run: Run, folder: Path, device: str) -> list[str]:
+    """The command that trains ``run`` in ``folder``, from the beginning or from its checkpoint."""
+    own = ["--run.output", str(folder), "--run.resume", "--run.device", device]
+    return [sys.executable, "-m", f"fastmoll.train.{run.trainer}", *run.arguments, *own]
+
+
+@dataclass
+class _Child:
+    run: Run
+    folder: Path
+    gpu: str | None
+    process: subprocess.Popen[bytes]
+    lock: BinaryIO
+    begin: int  # of its messages in output.txt
+    started: float
+
+    def end(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+class _Sweep:
+    """Runs, the devices they go to, and what became of them."""
+
+    def __init__(self, runs: Sequence[Run], out: Path, devices: Sequence[str | None]) -> None:
+        self.total = len(runs)
+        self.out = out
+        self.free = deque(devices)
+        self.places = len(devices)
+        todo = [run for run in runs if state(out / run.name) != "done"]
+        self.queue = deque(todo)
+        self.before = self.total - len(todo)
+        self.children: list[_Child] = []
+        self.done = self.failed = self.busy = 0
+
+    def run(self) -> int:
+        """Train; returns how many runs failed."""
+        _say(f"{self.total} runs, {self.before} of them done; folder {self.out}")
+        with _signals() as signals:
+            try:
+                while (self.queue or self.children) and not signals:
+                    while self.queue and self.free and not signals:
+                        self.start(self.queue.popleft())
+                    if self.children:
+                        time.sleep(_POLL)
+                    self.collect()
+            finally:
+                self.stop(signals)
+            if signals:
+                _say(f"stopped; the same command goes on ({self.summary()})")
+                raise KeyboardInterrupt
+        _say(self.summary())
+        return self.failed
+
+    def summary(self) -> str:
+        counts = {
+            "done": self.before + self.done,
+            "failed": self.failed,
+            "left to another process": self.busy,
+            "to do": len(self.queue) + len(self.children),
+        }
+        return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+    def start(self, run: Run) -> None:
+        folder = self.out / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _claim(folder / ".sweep")
+        if lock is None or _held(folder / ".lock"):
+            self.leave(run, lock)
+            return
+        if (folder / "result.json").exists():  # another sweep was faster
+            lock.close()
+            self.done += 1
+            return
+        gpu = self.free.popleft()
+        environment = {**os.environ}
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
+            # Else every trainer would start a thread on each core, as often as there are GPUs.
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self.places)))
+        command = trainer_command(run, folder, "cpu" if gpu is None else "cuda")
+        with open(folder / "output.txt", "ab") as output:
+            output.write(f"$ {shlex.join(command)}\n".encode())
+            output.flush()
+            begin = output.tell()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C in the terminal is for the sweep, which hands it on once
+                pass_fds=[lock.fileno()],  # if the sweep is killed, the trainer keeps other sweeps out of its folder
+            )
+        self.children.append(_Child(run, folder, gpu, process, lock, begin, time.monotonic()))
+        verb = "resumed" if (folder / "checkpoint.pt").exists() else "started"
+        _say(f"{run.name}: {verb} on {'the CPU' if gpu is None else f'GPU {gpu}'}")
+
+    def leave(self, run: Run, lock: BinaryIO | None) -> None:
+        if lock is not None:
+            lock.close()
+        self.busy += 1
+        _say(f"{run.name}: left to another process, which is at it")
+
+    def collect(self) -> None:
+        """Look which trainers have ended, and how."""
+        for child in [child for child in self.children if child.process.poll() is not None]:
+            self.children.remove(child)
+            self.free.append(child.gpu)
+            child.lock.close()
+            code, name = child.process.returncode, child.run.name
+            took = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - child.started))
+            if code == 0 and (child.folder / "result.json").exists():
+                self.done += 1
+                result = read_result(child.folder)
+                _say(f"{name}: done in {took}" + (f", error {result['error']:.2f} %" if result else ""))
+            elif _held(child.folder / ".lock"):
+                self.leave(child.run, None)
+            else:
+                self.failed += 1
+                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+                lines = _tail(child.folder / "output.txt", child.begin)
+                _say("\n    ".join([f"{name}: failed after {took}, {how}; {child.folder / 'output.txt'}:", *lines]))
+
+    def stop(self, signals: Sequence[int]) -> None:
+        """End the trainers: with an interrupt first, by force if they don't, or at a second signal."""
+        # A job in the background of a shell script ignores interrupts, and so do the trainers that it starts.
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        for child in self.children:
+            child.end(signal.SIGTERM if ignored else signal.SIGINT)
+        deadline = time.monotonic() + _GRACE
+        while any(child.process.poll() is None for child in self.children):
+            if time.monotonic() > deadline or len(signals) > 1:
+                for child in self.children:
+                    child.end(signal.SIGKILL)
+                    child.process.wait()
+            time.sleep(_POLL / 4)
+        for child in self.children:
+            child.lock.close()
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals to end that came since; noted rather than raised, so that none comes between start and record."""
+    caught: list[int] = []
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda number, _: caught.append(number))
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _claim(path: Path) -> BinaryIO | None:
+    """Lock ``path`` until the file that is returned is closed; None where another process has it."""
+    file = open(path, "ab")
+    for attempt in range(4):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if attempt < 3:
+                time.sleep(0.02)  # it may be one that only looks, as `_held` does
+        except OSError:
+            return file  # some cluster file systems have no locks; the trainer goes on without them too
+    file.close()
+    return None
+
+
+def _held(path: Path) -> bool:
+    """Whether a process holds the lock on ``path``."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no such file, or no locks there
+    return False
+
+
+def _parse_task(task: str | None) -> tuple[int, int]:
+    if task is None:
+        return 1, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", task)
+    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part <= parts:
+        raise ValueError(f"--task must be i/n with 1 <= i <= n, for example 1/8 to 8/8 (--array=1-8), got {task!r}")
+    return part, parts
+
+
+def _devices(device: str, gpus: str | None) -> list[str | None]:
+    """What to run on, each one run at a time: GPUs as CUDA_VISIBLE_DEVICES names them, or None, the CPU."""
+    if device == "cpu" and gpus is not None:
+        raise ValueError(f"--gpus: there are none to use with --device cpu, got {gpus!r}")
+    count = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if count == 0:
+        if device == "cuda" or gpus is not None:
+            raise ValueError(f"--{'gpus' if gpus is not None else 'device'}: torch finds no usable CUDA device")
+        return [None]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    visible = named.split(",")[:count] if named else [str(i) for i in range(count)]
+    wanted = visible if gpus is None else [name.strip() for name in gpus.split(",")]
+    for name in wanted:
+        if name not in visible or wanted.count(name) > 1:
+            raise ValueError(f"--gpus must be some of {','.join(visible)}, each once, got {gpus!r}")
+    return [*wanted]
+
+
+def _same(value: object, text: str) -> bool:
+    """Whether ``text`` means ``value``: ``1`` and ``1.0`` do."""
+    with suppress(ValueError):
+        text = as_text(float(text))
+    return as_text(value) == text
+
+
+def _values(run: Run) -> list[str]:
+    changes = [f"{name}={value}" for name, value in run.changes.items()]
+    return [run.data, run.net, run.augment, *(["mollify"] if run.mollify else []), *changes, f"seed{run.seed}"]
+
+
+def _list(runs: Sequence[Run], out: Path) -> None:
+    states = [state(out / run.name) for run in runs]
+    for run, text in zip(runs, states, strict=True):
+        _say(f"{text:<11}{run.name}")
+    counts = (f"{states.count(text)} {text}" for text in ("done", "running", "unfinished", "to do") if text in states)
+    _say(f"{len(runs)} runs in {out}: {', '.join(counts)}")
+
+
+def _write_table(runs: Sequence[Run], chosen: Sequence[Run], out: Path) -> None:
+    """Write the table of the whole sweep, and print that of the chosen runs."""
+    rows = make_rows(runs, out)
+    if not rows:
+        _say(f"no run in {out} is done")
+        return
+    for name, text in {"table.md": as_markdown(rows), "table.csv": as_csv(rows)}.items():
+        part = out / f".{name}.{os.getpid()}"  # several tasks of a job array may come here at the same moment
+        part.write_text(text, encoding="utf-8")
+        part.replace(out / name)
+    shown = make_rows(chosen, out)
+    finished = sum(row.seeds or 0 for row in shown)
+    _say(f"\n{as_markdown(shown)}" if shown else "")
+    _say(f"{finished} of {len(chosen)} runs done; {out / 'table.md'} and table.csv have the whole sweep's")
+
+
+def _tail(path: Path, begin: int) -> list[str]:
+    """The last lines after ``begin``; of a progress bar only its last state."""
+    with open(path, "rb") as file:
+        file.seek(max(begin, path.stat().st_size - 20_000))
+        text = file.read().decode(errors="replace")
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    return [line for line in lines if line][-_TAIL:] or ["(no message)"]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

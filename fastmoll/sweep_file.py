@@ -1,0 +1,392 @@
+"""The runs that a sweep file asks for, each of its names checked."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import fastmoll
+from fastmoll.augment import parse_augment
+from fastmoll.models import check_model_name
+from fastmoll.pipelines.small import NAMES
+
+TRAINERS: Final = ("small_images", "imagenet")
+AXES: Final = {
+    "data": "data.name",
+    "net": "model.name",
+    "augment": "data.augment",
+    "mollify": "mollify.enabled",
+    "seed": "run.seed",
+}
+"""Axes of a grid, and the settings of the trainer that they are."""
+_KEYS: Final = (*AXES, "trainer", "options", "vary")
+_OWN: Final = ("run.output", "run.resume", "run.evaluate", "run.resident", "run.device")
+# Settings that change how a run is done or reported, not what comes out: they neither name nor distinguish runs.
+_QUIET: Final = ("data.path", "data.threads", "data.hw_decoder_load", "mollify.backend", *_OWN)
+_QUIET_RUN: Final = ("run.checkpoint_every", "run.validate_every", "run.log_every")
+
+# Run in a process of its own, because fastmoll does not import its trainers: reads [[trainer, arguments], ...], writes
+# for each the settings that follow or what is wrong. No network, no data, no GPU: a few hundredths of a second each.
+_READ_SETTINGS: Final = """
+import contextlib, io, json, sys
+from fastmoll.train import config
+def read(trainer, arguments):
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(text):
+            settings = {"small_images": config.parse_small, "imagenet": config.parse}[trainer](arguments)
+        config.check(settings)
+    except SystemExit:
+        return {"error": text.getvalue()}
+    except ValueError as error:
+        return {"error": str(error)}
+    return {"settings": settings.plain()}
+json.dump([read(*request) for request in json.load(sys.stdin)], sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        name: Its folder's name: the axes, and what differs from the trainer's recipe.
+        trainer: Module of ``fastmoll.train``.
+        arguments: Its command line, without output folder and device.
+        data: Data set, or the last part of its path.
+        net: Network.
+        augment: Augmentation.
+        mollify: Whether it mollifies.
+        seed: Seed.
+        changes: Other settings that differ from the recipe and matter for the result, as text.
+        settings: All settings, ``{"optim.epochs": 300, ...}``.
+    """
+
+    name: str
+    trainer: str
+    arguments: tuple[str, ...]
+    data: str
+    net: str
+    augment: str
+    mollify: bool
+    seed: int
+    changes: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    @property
+    def changed(self) -> str:
+        """``changes`` in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes.items())
+
+
+def find_file(file: str | os.PathLike[str]) -> Path:
+    """The sweep file of that path, or the one of that name that comes with the package.
+
+    Raises:
+        ValueError: neither is there.
+    """
+    path = Path(file)
+    if path.is_file():
+        return path
+    folder = Path(str(resources.files("fastmoll")))
+    ours = folder / path
+    if path.parent == Path() and path.suffix == ".toml" and ours.is_file():
+        return ours
+    raise ValueError(
+        f"{file}: no such file (with fastmoll: {', '.join(sorted(x.name for x in folder.glob('*.toml')))})"
+    )
+
+
+def read_sweep(path: Path) -> list[Run]:
+    """The runs of a sweep file, all of the smallest seed first, none twice.
+
+    Args:
+        path: A TOML file; ``paper.toml`` in this package explains its keys.
+
+    Raises:
+        ValueError: unreadable, an unknown name (the message has the nearest one there is), a value that the trainer
+            refuses, or different runs of one name.
+    """
+    sweep = _Sweep(path)
+    requests: list[_Request] = []
+    for number, grid in enumerate(sweep.grids, 1):
+        requests += sweep.expand(number, grid)
+    return sweep.runs(requests)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The one of ``known`` that is most like ``name``."""
+    known = list(known)
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1, 0.0)
+    return close[0] if close else known[0]
+
+
+def as_text(value: object) -> str:
+    """A setting's value, short: ``1``, ``1,0.5``, ``true``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return ",".join(map(as_text, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Combinations that differ in net, augment, mollify and seed only."""
+
+    table: str
+    trainer: str
+    data: str
+    axes: Mapping[str, Sequence[Any] | None]
+    options: Mapping[str, Any]
+
+    @property
+    def base(self) -> list[str]:
+        place = [self.data] if self.trainer == "imagenet" else [f"--data={self.data}"]
+        recipe = self.options.get("recipe")
+        return [*place, *([] if recipe is None else [f"--recipe={recipe}"])]
+
+    @property
+    def words(self) -> list[str]:
+        return [word for name, value in self.options.items() if name != "recipe" for word in _words(name, value)]
+
+
+class _Sweep:
+    """A sweep file while it is read: what is in it, and where an error was."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.text = path.read_text(encoding="utf-8")
+            content = tomllib.loads(self.text)
+        except ValueError as error:  # TOML or UTF-8
+            raise ValueError(f"{path}: {error}") from error
+        self.check_keys("the file", content, ("defaults", "grid"))
+        self.defaults = content.get("defaults", {})
+        self.grids = content.get("grid", [])
+        if not isinstance(self.defaults, dict):
+            self.fail("[defaults]", "it must be a table")
+        if not isinstance(self.grids, list) or not self.grids or not all(isinstance(x, dict) for x in self.grids):
+            self.fail("the file", "there must be at least one [[grid]], in double brackets")
+        self.check_keys("[defaults]", self.defaults, _KEYS)
+
+    def fail(self, table: str, message: str, *words: object) -> NoReturn:
+        """Raise ``ValueError`` with the file, the table, and the first line there that has all of ``words``."""
+        lines, start = self.text.splitlines(), 0
+        number = re.fullmatch(r"\[\[grid\]\] (\d+)", table)
+        if number:
+            heads = [i for i, line in enumerate(lines) if re.match(r"\s*\[\[\s*grid\s*\]\]", line)]
+            start = heads[int(number[1]) - 1] if len(heads) == len(self.grids) else 0
+        # What is not in its own table came from [defaults].
+        order = [*range(start, len(lines)), *range(start)]
+        found = [i for i in order if words and all(str(word) in lines[i].split("#")[0] for word in words)]
+        line = f", line {found[0] + 1}" if found else ""
+        raise ValueError(f"{self.path}, {table}{line}: {message}")
+
+    def check_keys(self, table: str, content: Mapping[str, object], known: Sequence[str]) -> None:
+        for key in content:
+            if key not in known:
+                self.fail(table, f"unknown key {key!r}: did you mean {nearest(key, known)!r}?", key)
+
+    def expand(self, number: int, grid: Mapping[str, Any]) -> list[_Request]:
+        """The combinations of data sets and options of one grid, names checked that need no trainer."""
+        table = f"[[grid]] {number}"
+        self.check_keys(table, grid, _KEYS)
+        merged = {**self.defaults, **grid}
+        trainer = merged.get("trainer", TRAINERS[0])
+        if trainer not in TRAINERS:
+            self.fail(table, f"unknown trainer {trainer!r}: did you mean {nearest(str(trainer), TRAINERS)!r}?", trainer)
+        axes = {axis: self.axis(table, axis, merged[axis], trainer) if axis in merged else None for axis in AXES}
+        data = axes.pop("data")
+        if data is None:
+            self.fail(table, "data is missing")
+        options = {**self.options(table, self.defaults, "options"), **self.options(table, grid, "options")}
+        vary = {**self.options(table, self.defaults, "vary"), **self.options(table, grid, "vary")}
+        for name, values in vary.items():
+            if not isinstance(values, list) or not values:
+                self.fail(table, f"vary must have a list of values for {name}, got {values!r}", name)
+        choices = [[(name, value) for value in values] for name, values in vary.items()]
+        return [
+            _Request(table, trainer, name, axes, {**options, **dict(choice)})
+            for name in data
+            for choice in itertools.product(*choices)
+        ]
+
+    def axis(self, table: str, axis: str, given: Any, trainer: str) -> list[Any]:
+        """The values of an axis, checked."""
+        values: list[Any] = given if isinstance(given, list) else [given]
+        if not values:
+            self.fail(table, f"{axis} has no value", axis)
+        kinds: dict[str, tuple[type, str]] = {
+            "mollify": (bool, "true or false"),
+            "seed": (int, "an integer of at least 0"),
+        }
+        kind, wanted = kinds.get(axis, (str, "a name, in quotes"))
+        for value in values:
+            given_kind: type = type(value)  # a bool is an int for isinstance
+            if given_kind is not kind or (kind is int and value < 0):
+                self.fail(table, f"{axis} must be {wanted}, got {value!r}", axis)
+            try:
+                if axis == "net":
+                    check_model_name(value)
+                elif axis == "augment":
+                    parse_augment(value)
+            except ValueError as error:
+                self.fail(table, str(error).removeprefix("name: "), f'"{value}"')
+            plain = axis == "data" and trainer == "small_images" and value not in NAMES and os.sep not in value
+            if plain and not Path(value).exists():
+                message = f"data: {value!r} is neither a known data set nor a file or folder"
+                self.fail(table, f"{message}: did you mean {nearest(value, NAMES)!r}?", f'"{value}"')
+        return values
+
+    def options(self, table: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """``options`` or ``vary`` of a table, as ``{"optim.epochs": ...}`` whether it was written flat or nested."""
+        given = content.get(key, {})
+        if not isinstance(given, dict):
+            self.fail(table, f"{key} must be a table, got {given!r}", key)
+        flat = {name.replace("-", "_"): value for name, value in _flat(given).items()}
+        for name in flat:
+            axis = next((axis for axis, setting in AXES.items() if name in (axis, setting)), None)
+            if axis is not None:
+                self.fail(table, f"{key}: {name} is given by the key {axis}", key)
+            if name in _OWN:
+                self.fail(table, f"{key}: {name} is set by the sweep itself", name.rpartition(".")[2])
+        return flat
+
+    def runs(self, requests: Sequence[_Request]) -> list[Run]:
+        """The runs, after the trainers have read their settings."""
+        asked = [(x.trainer, x.base) for x in requests] + [(x.trainer, [*x.base, *x.words]) for x in requests]
+        answers = _read_settings(asked)
+        half = len(requests)
+        known: dict[str, Run] = {}
+        for request, before, after in zip(requests, answers[:half], answers[half:], strict=True):
+            recipe, settings = self.settings(request, before), self.settings(request, before, after)
+            net, augment, mollify, seed = (
+                request.axes[axis] or [settings[AXES[axis]]] for axis in ("net", "augment", "mollify", "seed")
+            )
+            if any(mollify):
+                self.check_mollify(request, settings)
+            for values in itertools.product(net, augment, mollify, seed):
+                run = _run(request, recipe, settings, *values)
+                other = known.setdefault(run.name, run)
+                if (other.trainer, other.settings) != (run.trainer, run.settings):
+                    differ = [x for x in run.settings if run.settings[x] != other.settings.get(x)] or ["trainer"]
+                    self.fail(request.table, f"{run.name} is also a run of other {', '.join(differ)}")
+        return sorted(known.values(), key=lambda run: run.seed)
+
+    def settings(
+        self, request: _Request, base: Mapping[str, Any], answer: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The settings of an answer, flat; errors in it are those of the file."""
+        if "settings" in base:
+            names = [*_flat(base["settings"])]
+            for name in request.options:
+                if name not in names:
+                    close = nearest(name, [x for x in names if x not in (*_OWN, *AXES.values())])
+                    self.fail(request.table, f"unknown option {name!r}: did you mean {close!r}?", *name.split(".")[-1:])
+        answer = base if answer is None else answer
+        if "error" in answer:
+            message = _plain_error(answer["error"])
+            named = [name for name in request.options if name.replace("_", "-") in message.replace("_", "-")]
+            self.fail(request.table, message, *(x.rpartition(".")[2] for x in named[:1]))
+        return _flat(answer["settings"])
+
+    def check_mollify(self, request: _Request, settings: Mapping[str, Any]) -> None:
+        """Let `Mollify` refuse its settings now, not each run."""
+        section = {name.removeprefix("mollify."): x for name, x in settings.items() if name.startswith("mollify.")}
+        options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in section.items()}
+        del options["enabled"], options["backend"]  # it need not be there where the sweep is listed
+        try:
+            fastmoll.Mollify(2, backend="torch", **options)
+        except ValueError as error:
+            named = [name for name in section if name in str(error)]
+            self.fail(request.table, f"mollify: {error}", *named[:1])
+
+
+def _run(
+    request: _Request,
+    recipe: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    net: str,
+    augment: str,
+    mollify: bool,
+    seed: int,
+) -> Run:
+    idle = {name for name in settings if name.startswith("mollify.") and not mollify} - {"mollify.enabled"}
+    quiet = {*_QUIET, *_QUIET_RUN, *AXES.values(), *idle}
+    changes = {
+        name: as_text(value) for name, value in settings.items() if name not in quiet and value != recipe.get(name)
+    }
+    if request.options.get("recipe", "finetune") != "finetune":
+        changes = {"recipe": str(request.options["recipe"]), **changes}
+    data = Path(request.data).resolve().name
+    parts = [data, net, augment, *(["mollify"] if mollify else []), *(f"{x}={y}" for x, y in changes.items())]
+    axes = {"model.name": net, "data.augment": augment, "mollify.enabled": mollify, "run.seed": seed}
+    arguments = [*request.base, f"--net={net}", f"--augment={augment}", "--mollify" if mollify else "--no-mollify"]
+    return Run(
+        name="-".join([*parts, f"seed{seed}"]).replace("/", "_"),
+        trainer=request.trainer,
+        arguments=(*arguments, f"--run.seed={seed}", *request.words),
+        data=data,
+        net=net,
+        augment=augment,
+        mollify=mollify,
+        seed=seed,
+        changes=changes,
+        settings={**settings, **axes, **dict.fromkeys(idle)},
+    )
+
+
+def _read_settings(requests: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, Any]]:
+    """What the trainers make of these command lines."""
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}  # else the trainer is mute
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_SETTINGS],
+        input=json.dumps(requests),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the trainer's settings can't be read:\n{done.stderr}")
+    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    return answers
+
+
+def _plain_error(text: str) -> str:
+    """The message in the trainer's box, without the box, its title and the help that follows."""
+    lines = [line.strip("╭╮╰╯│ ") for line in text.splitlines()]
+    if not text.lstrip().startswith("╭"):
+        return " ".join(lines)
+    body = itertools.takewhile(lambda line: line.strip("─"), lines[1:])
+    return " ".join(body)
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """A setting on the trainer's command line."""
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        group, _, flag = option.rpartition(".")
+        return [option if value else f"{group}.no-{flag}"]
+    if isinstance(value, list):
+        return [option, *map(as_text, value)]
+    return [f"{option}={as_text(value)}"]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

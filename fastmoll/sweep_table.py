@@ -1,0 +1,173 @@
+"""The results of a sweep as a table: mean and standard deviation over seeds, next to the paper's numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from fastmoll.sweep_file import Run
+
+METRICS: Final = ("error", "nll", "ece", "corrupted")
+"""Clean error (%), NLL (nats), ECE, and error over corrupted images (%)."""
+_HEADS: Final = ("error, %", "NLL", "ECE", "corrupted error, %")
+_KEYS: Final = ("data", "net", "augment", "mollify", "settings", "source", "seeds")
+_NOTE: Final = "± is the standard deviation over seeds (n - 1); ECE has 15 bins over the whole set."
+_PAPER_NOTE: Final = "The paper's ECE is a mean over batches of 100 images, which is another number."
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        data: Data set.
+        net: Network.
+        augment: Augmentation.
+        mollify: Whether it was mollified.
+        settings: Settings that differ from the recipe.
+        source: ``"here"``, or the paper's table.
+        seeds: Number of runs; None where the paper doesn't say.
+        means: Mean of each metric, errors in %.
+        deviations: Standard deviation, likewise; none for a single run.
+        corrupted_set: ``"official"`` or ``"generated"`` corrupted images, as the results say.
+    """
+
+    data: str
+    net: str
+    augment: str
+    mollify: bool
+    settings: str
+    source: str
+    seeds: int | None
+    means: dict[str, float | str] = field(default_factory=dict)
+    deviations: dict[str, float | str] = field(default_factory=dict)
+    corrupted_set: str = ""
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The figures of a finished run; None where there are none yet.
+
+    Args:
+        folder: A trainer's output folder. Its ``result.json`` has ``validation`` with ``error``, ``nll`` and ``ece``
+            and may have ``corrupted`` with ``error`` and ``source``.
+
+    Returns:
+        The metrics that are there, errors in %, and ``corrupted_set``.
+
+    Raises:
+        ValueError: ``result.json`` is no such file.
+    """
+    path = folder / "result.json"
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        clean, corrupted = content["validation"], content.get("corrupted", {})
+        figures = {"error": 100 * clean["error"], "nll": float(clean["nll"]), "ece": float(clean["ece"])}
+        if corrupted:
+            figures["corrupted"] = 100 * corrupted["error"]
+        return {**figures, "corrupted_set": str(corrupted.get("source", ""))}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not the result of a run ({type(error).__name__}: {error})") from error
+
+
+def make_rows(runs: Iterable[Run], out: Path) -> list[Row]:
+    """A row for each combination that has a result, seeds together, followed by the paper's rows for it."""
+    groups: dict[tuple[Any, ...], list[tuple[Run, dict[str, Any]]]] = {}
+    for run in runs:
+        result = read_result(out / run.name)
+        if result is not None:
+            key = (run.data, run.net, run.augment, run.mollify, run.changed)
+            groups.setdefault(key, []).append((run, result))
+    rows: list[Row] = []
+    for key, members in groups.items():
+        means: dict[str, float | str] = {}
+        deviations: dict[str, float | str] = {}
+        for metric in METRICS:
+            values = [result[metric] for _, result in members if metric in result]
+            # A mean over some of the seeds would stand beside one over all of them.
+            if len(values) == len(members):
+                means[metric] = statistics.fmean(values)
+                if len(values) > 1:
+                    deviations[metric] = statistics.stdev(values)
+        sets = {result["corrupted_set"] for _, result in members} - {""} if "corrupted" in means else set()
+        rows.append(Row(*key, "here", len(members), means, deviations, ", ".join(sorted(sets))))
+        rows += _paper_rows(members[0][0])
+    return rows
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The table for reading; a pipe table of Markdown, in columns."""
+    lines = [["data", "net", "augment", "mollify", "settings", "source", "seeds", *_HEADS]]
+    for row in rows:
+        here = row.source == "here"
+        cells = [row.data, row.net, row.augment, "yes" if row.mollify else "no", row.settings] if here else [""] * 5
+        lines.append([*cells, row.source, str(row.seeds or ""), *(_cell(row, metric) for metric in METRICS)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    table = ["| " + " | ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)) + " |" for line in lines]
+    notes = [_NOTE, _PAPER_NOTE] if any(row.source != "here" for row in rows) else [_NOTE]
+    return "\n".join([*table, "", *notes, ""])
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """The table for programs: errors in %, full precision, empty where there is no number."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_KEYS, *(name for metric in METRICS for name in (metric, f"{metric}_sd")), "corrupted_set"])
+    for row in rows:
+        numbers = [x.get(metric, "") for metric in METRICS for x in (row.means, row.deviations)]
+        key = [row.data, row.net, row.augment, str(row.mollify).lower(), row.settings, row.source, row.seeds]
+        writer.writerow([*key, *numbers, row.corrupted_set])
+    return text.getvalue()
+
+
+def _cell(row: Row, metric: str) -> str:
+    mean, deviation = row.means.get(metric), row.deviations.get(metric)
+    if mean is None:
+        return "–"
+    digits = 4 if metric in ("nll", "ece") else 2
+    # The paper's numbers are text, with the digits that it prints.
+    texts = [x if isinstance(x, str) else f"{x:.{digits}f}" for x in (mean, deviation) if x is not None]
+    label = [f"({row.corrupted_set})"] if metric == "corrupted" and row.corrupted_set else []
+    return " ".join([" ± ".join(texts), *label])
+
+
+def _paper_rows(run: Run) -> list[Row]:
+    """The paper's rows for the run's data set, network, augmentation and mollification, whatever its other settings."""
+    rows = []
+    for line in _paper():
+        same = (line["data"], line["net"], line["augment"]) == (run.data.lower(), run.net, run.augment)
+        if same and line["mollify"] == _mollification(run):
+            means = {metric: line[metric] for metric in METRICS if line[metric]}
+            deviations = {metric: line[f"{metric}_sd"] for metric in METRICS if line[f"{metric}_sd"]}
+            key = (run.data, run.net, run.augment, run.mollify, run.changed)
+            rows.append(Row(*key, f"paper, table {line['table']}", None, {**means}, {**deviations}))
+    return rows
+
+
+def _mollification(run: Run) -> str | None:
+    """What the paper has tables of: ``"false"``, ``"true"``, ``"noise"`` or ``"blur"`` alone; None for the rest."""
+    if not run.mollify:
+        return "false"
+    if any(name.startswith("mollify.") and name != "mollify.roles" for name in run.changes):
+        return None
+    clean, noise, blur, *pure = run.settings["mollify.roles"]
+    if clean <= 0 or any(pure):
+        return None
+    weights = (noise / clean, blur / clean)
+    return {(1, 1): "true", (1, 0): "noise", (0, 1): "blur"}.get(weights)
+
+
+@cache
+def _paper() -> list[dict[str, str]]:
+    text = resources.files("fastmoll").joinpath("paper.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
