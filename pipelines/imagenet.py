@@ -153,22 +153,13 @@ def _decoder_options(config: GraphConfig) -> dict[str, Any]:
     return options
 
 
-_FORMER = {
-    "crop_flip": "fc",
-    "crop_flip_trivialaugment": "fc+trivial",
-    "crop_flip_randaugment": "fc+rand",
-    "crop_flip_autoaugment": "fc+auto",
-}
-AUGMENTATIONS = ("none", *_FORMER)
-
-
 def _augment(encoded: Any, config: GraphConfig) -> Any:
     """Crops of the final size, uint8 HWC, all but flipped.
 
     The flip comes last, inside crop_mirror_normalize or the kernel, where it is free: rotations and policies are
     symmetric, so before or after makes no difference.
     """
-    base, _, policy = _FORMER.get(config.augment, config.augment).partition("+")
+    base, _, policy = config.augment.partition("+")
     if base == "none":
         images = _centre_crop(encoded, config)
     elif base == "fc":
