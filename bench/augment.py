@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import tyro
 from harness import Clock, in_turns, spread
-from loader import Side, _endless
+from loader import Side, endless
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -138,7 +138,7 @@ def _loaders(name: str, settings: Settings, images: Any) -> list[Side]:
     """Standardised batches of 32 pixels: fastmoll's, the paper's, and the paper's on Pillow images."""
     data = SmallData(images, np.arange(len(images)) % 10, [str(k) for k in range(10)], Path("photographs"))
     ours = SmallImageLoader(data, batch_size=settings.batch_size, augment=name, device="cpu", mean=MEAN, std=STD)
-    sides = [Side("fastmoll", name, _endless(ours), 1)]
+    sides = [Side("fastmoll", name, endless(ours), 1)]
     tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     for pil in (False, True):
         transform = v2.Compose([*([] if pil else [v2.ToImage()]), *_transforms(name, 32), v2.ToImage(), *tail])
@@ -151,12 +151,14 @@ def _loaders(name: str, settings: Settings, images: Any) -> list[Side]:
             persistent_workers=True,
         )
         kind = "Pillow" if pil else "tensors"
-        sides.append(Side(f"torchvision {kind}, DataLoader", name, _endless(theirs), 2 * settings.workers + 1))
+        sides.append(Side(f"torchvision {kind}, DataLoader", name, endless(theirs), 2 * settings.workers + 1))
     return sides
 
 
 def bench_augment(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Milliseconds an image of each augmentation in one thread; images a second of loaders of small images."""
+    if settings.device != "cpu":
+        raise ValueError(f"device must be 'cpu', got {settings.device!r}")
     rows: list[dict[str, Any]] = []
     clock, apart = Clock(torch.device("cpu")), {}
     for size in settings.sizes:

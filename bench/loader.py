@@ -125,7 +125,8 @@ def _agree(settings: Settings) -> float:
     return difference
 
 
-def _endless(loader: Any) -> Iterator[Batch]:
+def endless(loader: Any) -> Iterator[Batch]:
+    """The batches of epoch after epoch."""
     while True:
         yield from loader
 
@@ -150,16 +151,16 @@ def bench_loader(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[
     ]
     crop = v2.RandomResizedCrop(settings.size, antialias=True)
     theirs = _torchvision(settings, "train", [crop, v2.RandomHorizontalFlip()], True)
-    shared, ahead = _endless(theirs), 2 * settings.workers + 1
+    shared, ahead = endless(theirs), 2 * settings.workers + 1
     authors = Authors(settings.size, classes, device)
 
     def workers() -> list[int]:
         return [worker.pid for worker in getattr(theirs._iterator, "_workers", [])]
 
     sides = [
-        Side("fastmoll", "crops", _endless(ours[0]), 3),
+        Side("fastmoll", "crops", endless(ours[0]), 3),
         Side("torchvision DataLoader", "crops", shared, ahead, workers),
-        Side("fastmoll", "crops, mollified, soft labels", _endless(ours[1]), 3),
+        Side("fastmoll", "crops, mollified, soft labels", endless(ours[1]), 3),
         Side(
             "torchvision DataLoader, the authors' way", "crops, mollified, soft labels", shared, ahead, workers, authors
         ),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+import harness
 import torch
 import tyro
 from harness import spread
@@ -23,14 +24,12 @@ from fastmoll.kernels.mollify_cpu import mollify_cpu
 _SETTLE_SECONDS = 0.005
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(harness.Settings):
     """What is timed."""
 
     batch_size: int = 64
     """Images a batch, a third of each role."""
-    size: int = 224
-    """Height and width, pixels."""
     rounds: int = 25
     """Turns of each side."""
     threads: int = 2

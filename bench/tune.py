@@ -7,7 +7,6 @@ import itertools
 import math
 import multiprocessing
 import os
-import statistics
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from harness import Clock, spread
+from harness import Clock, in_turns
 from torch import Tensor
 
 from fastmoll.kernels.batch_tail import Tail, check_tail
@@ -106,8 +105,8 @@ def _compile(size: int, backend: str, launch: str, options: dict[str, int]) -> s
 
 def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Time the batch tail with other blocks, for each size; the present choice is the row without options."""
-    if not torch.cuda.is_available():
-        raise ValueError(f"device={settings.device!r} was asked for, but torch sees no CUDA device")
+    if not settings.device.startswith("cuda") or not torch.cuda.is_available():
+        raise ValueError(f"device must be 'cuda', and torch see one, got {settings.device!r}")
     clock = Clock(torch.device("cuda"))
     tried = [("triton", "", {}), *candidates()]
     with ProcessPoolExecutor(settings.workers, multiprocessing.get_context("spawn")) as pool:
@@ -118,18 +117,13 @@ def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[st
     for size, errors in zip(settings.sizes, wrong, strict=True):
         tail = make_tail(size, max(16, math.ceil(settings.pixels / size**2 / 16) * 16))
         sides = [(one, runner(tail, *one)) for one, error in zip(tried, errors, strict=True) if not error]
-        times: list[list[float]] = [[] for _ in sides]
-        for turn in range(-1, settings.rounds):
-            for (_, run), taken in zip(sides, times, strict=True):
-                milliseconds = clock(run)
-                if turn >= 0:
-                    taken.append(milliseconds)
-        best = sorted(zip(sides, times, strict=True), key=lambda pair: statistics.median(pair[1]))
+        times = in_turns([run for _, run in sides], clock, settings.rounds)
+        best = sorted(zip(sides, times, strict=True), key=lambda pair: pair[1]["median"])
         listed: collections.Counter[str] = collections.Counter()
         for ((backend, launch, options), _), taken in best:
             listed[launch] += 1
             if listed[launch] <= settings.shown:
-                rows.append(_row(size, backend, launch, str(options), spread(taken)))
+                rows.append(_row(size, backend, launch, str(options), taken))
         rows += [_row(size, *one, error) for one, error in zip(tried, errors, strict=True) if error]
     return {"benchmark": "tune", "settings": asdict(settings), "rows": rows}
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fastmoll.kernels import philox
-from fastmoll.kernels.checks import check_choice, check_integer
+from fastmoll.kernels.checks import check_choice, check_integer, check_tensor
+from fastmoll.kernels.draw import uniform_double
 from fastmoll.kernels.image_ops import OPERATIONS, apply, check_pixels, crop_flip_rotate, upload, warp
 from fastmoll.pipelines.policies import (
     AUGMIX_DEPTH,
@@ -26,13 +27,12 @@ from fastmoll.pipelines.policies import (
     POLICIES,
     RAND_BIN,
     RAND_OPERATIONS,
+    ROTATION,
     ranges,
 )
 
 BASES: Final = ("none", "fc", "fcr")
 MIXES: Final = ("mixup", "cutmix")
-ROTATION: Final = 15.0
-"""Largest rotation of ``fcr``, degrees."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +256,12 @@ class Augment:
         return self._tables[device]
 
 
+def check_augmented(images: Tensor, batch: int, device: torch.device) -> Tensor:
+    """Return what a user's function gave for a batch, or raise ``ValueError`` unless it is uint8 ``(B, H, W, 3)``."""
+    check_tensor("augment(images, index, epoch)", images, (batch, None, None, 3), (torch.uint8,), device)
+    return images
+
+
 def augment(images: Tensor, draws: Draws) -> Tensor:
     """The policy's part of some draws, done to uint8 images ``(B, H, W, 3)``: chains of operations, and their mixture.
 
@@ -302,4 +308,4 @@ class _Words:
 
     def uniform(self) -> Tensor:
         """Uniform in (0, 1), float64 ``(B,)``."""
-        return (self._next().double() + 0.5) * 2.0**-32
+        return uniform_double(self._next())

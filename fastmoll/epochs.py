@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from fastmoll.kernels.checks import check_integer
+from fastmoll.kernels.philox import EPOCH_BITS
 
 
 class Epochs:
@@ -31,9 +32,9 @@ class Epochs:
         """Choose the epoch of the next ``for``; one that a restored state is in the middle of is kept.
 
         Raises:
-            ValueError: ``epoch`` is not an integer, or negative.
+            ValueError: ``epoch`` is not an integer in [0, 2^24).
         """
-        epoch = check_integer("epoch", epoch, 0)
+        epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
         if epoch != self.epoch or self.position == self.length:
             self._move(epoch, 0)
 

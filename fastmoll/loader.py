@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmoll.augment import Augment, AugmentSpec, parse_augment
-from fastmoll.epochs import describe
+from fastmoll.augment import Augment, AugmentSpec, check_augmented, parse_augment
+from fastmoll.epochs import Epochs, check_state, describe
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
-from fastmoll.kernels.checks import check_integer, check_number
+from fastmoll.kernels.checks import check_integer, check_number, check_triple
 from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.mollify import with_mix
 from fastmoll.pipelines import MEAN, STD, check_dali
@@ -39,7 +39,6 @@ class ImageNetLoader:
         root: Folder that holds the class folders.
         classes: Class names, sorted; a target is a position here.
         num_samples: Samples of the whole split, over all ranks.
-        epoch: Epoch the next ``for`` gives (the running one inside a loop).
     """
 
     def __init__(
@@ -152,14 +151,14 @@ class ImageNetLoader:
         first, end = (self.num_samples * r // world_size for r in (rank, rank + 1))
         self._shard_size = end - first
         if train:
-            self._length = self.num_samples // world_size // batch_size
-            if self._length == 0:
+            length = self.num_samples // world_size // batch_size
+            if length == 0:
                 raise ValueError(
                     f"batch_size={batch_size} is more than the {self.num_samples // world_size} samples that each of "
                     f"{world_size} ranks has of {self._folder.root}"
                 )
         else:
-            self._length = math.ceil(self._shard_size / batch_size)
+            length = math.ceil(self._shard_size / batch_size)
         # Batches the padded graph gives in an epoch: as many as the largest shard fills. Padding is decoded too, so a
         # batch is never larger than that shard.
         largest = math.ceil(self.num_samples / world_size)
@@ -173,8 +172,8 @@ class ImageNetLoader:
             resize=resize,
             augment=in_graph,
             standardise=not fused,
-            mean=_triple("mean", mean, MEAN),
-            std=_triple("std", std, STD, above=0.0),
+            mean=MEAN if mean is None else check_triple("mean", mean),
+            std=STD if std is None else check_triple("std", std, above=0.0),
             adjust_orientation=adjust_orientation,
             rank=rank,
             world_size=world_size,
@@ -187,23 +186,24 @@ class ImageNetLoader:
         )
         from fastmoll.pipelines.stream import Stream
 
-        self._stream = Stream(self._config, self._folder, seed, self._length, padded_length)
+        self._stream = Stream(self._config, self._folder, seed, length, padded_length)
         self._augment = describe(augment)
         self._mollify, self._after = with_mix(mollify, mix if train else None, len(self.classes), seed)
         self._dtype = dtype
         self._seed = seed
         self._return_index = return_index
         self._targets = torch.from_numpy(self._folder.targets)
-
-        self.epoch = 0
-        self._position = 0  # batches of the running epoch that were handed out
-        self._resuming = False  # the next `for` begins in the middle
+        self._place = Epochs(length)
         self._closed = False
-        self._running: object | None = None  # token of the loop that the stream belongs to
 
     def __len__(self) -> int:
         """Batches an epoch on this rank; constant."""
-        return self._length
+        return self._place.length
+
+    @property
+    def epoch(self) -> int:
+        """Epoch the next ``for`` gives (the running one inside a loop)."""
+        return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next ``for``, as ``DistributedSampler.set_epoch`` does.
@@ -213,11 +213,9 @@ class ImageNetLoader:
         loaded state is in the middle of is kept.
 
         Raises:
-            ValueError: ``epoch`` is not an integer, or negative.
+            ValueError: ``epoch`` is not an integer in [0, 2^24).
         """
-        epoch = check_integer("epoch", epoch, 0)
-        if epoch != self.epoch or self._position == self._length:
-            self.epoch, self._position, self._resuming, self._running = epoch, 0, False, None
+        self._place.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
@@ -228,32 +226,23 @@ class ImageNetLoader:
 
         Raises:
             BadImageError: A file can't be decoded; it names the file and the reason.
+            ValueError: ``augment`` is a function that gives something else than it should.
             RuntimeError: The loader was closed, or another ``for`` over it began.
         """
         self._require_open()
-        if self._position == self._length:
-            self._end_epoch()
-        elif not self._resuming:
-            self._position = 0
-        self._resuming = False
-        self._running = token = object()
-        return self._batches(token)
+        return self._batches(self._place.begin())
 
     def _batches(self, token: object) -> Iterator[tuple[Any, ...]]:
-        while self._position < self._length:
+        place = self._place
+        while place.position < place.length:
             self._require_open()
-            if self._running is not token:
-                raise RuntimeError("this loop over the loader is over: another one began, or set_epoch was called")
-            self._stream.seek(self.epoch, self._position)
+            place.require(token)
+            self._stream.seek(place.epoch, place.position)
             images, index, flip = self._stream.next()
-            valid = min(self._batch_size, self._shard_size - self._position * self._batch_size)
-            self._position += 1
+            valid = min(self._batch_size, self._shard_size - place.position * self._batch_size)
+            place.position += 1
             yield self._finish(images[:valid], index[:valid], None if flip is None else flip[:valid])
-        if self._running is token:
-            self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        self.epoch, self._position, self._running = self.epoch + 1, 0, None
+        place.end(token)
 
     def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Any, ...]:
         mollify, labels = self._mollify, self._targets[index]
@@ -266,7 +255,7 @@ class ImageNetLoader:
             # Draws made on the CPU tell the host which images an operation is for, without asking the device.
             known = isinstance(self._on_batch, Augment)
             ids = index if known else index.to(self._device, non_blocking=True)
-            images = self._on_batch(images, ids, self.epoch)
+            images = check_augmented(self._on_batch(images, ids, self.epoch), len(index), self._device)
         if self._config.standardise:
             images = images.permute(0, 3, 1, 2)
         else:
@@ -340,8 +329,8 @@ class ImageNetLoader:
         stream = self._stream.position
         return {
             "version": _STATE_VERSION,
-            "epoch": self.epoch,
-            "position": self._position,
+            "epoch": self._place.epoch,
+            "position": self._place.position,
             "stream_born": stream.born,
             "stream_epoch": stream.epoch,
             "stream_batch": stream.batch,
@@ -357,34 +346,22 @@ class ImageNetLoader:
             ValueError: Not a loader's state, or one of another data set, rank, batch size, seed or set-up; the message
                 names what differs.
         """
-        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
-            version = state.get("version") if isinstance(state, dict) else state
-            raise ValueError(f"not a loader state of version {_STATE_VERSION}: version is {version!r}")
-        missing = sorted(self.state_dict().keys() - state.keys())
-        if missing:
-            raise ValueError(f"loader state lacks {', '.join(missing)}")
-        for name, ours in self.fingerprint.items():
-            theirs = state["fingerprint"].get(name)
-            if theirs != ours:
-                raise ValueError(f"loader state does not fit: {name} was {theirs!r} when it was saved, is {ours!r} now")
+        check_state(state, self.state_dict())
         from fastmoll.pipelines.stream import Position
 
         epoch = check_integer("state's epoch", state["epoch"], 0)
-        position = check_integer("state's position", state["position"], 0, self._length + 1)
+        position = check_integer("state's position", state["position"], 0, len(self) + 1)
         stream = Position(
             born=check_integer("state's stream_born", state["stream_born"], 0),
             epoch=check_integer("state's stream_epoch", state["stream_epoch"], 0),
-            batch=check_integer("state's stream_batch", state["stream_batch"], 0, self._length + 1),
+            batch=check_integer("state's stream_batch", state["stream_batch"], 0, len(self) + 1),
             checkpoint=_to_bytes(state["stream_checkpoint"]),
             epoch_start=_to_bytes(state["stream_epoch_start"]),
         )
         if (position and (epoch, position) != (stream.epoch, stream.batch)) or (stream.batch and not stream.checkpoint):
             raise ValueError(f"loader state contradicts itself: batch {position} of epoch {epoch}, stream at {stream}")
         self._stream.restore(stream)
-        self.epoch, self._position, self._running = epoch, position, None
-        self._resuming = 0 < self._position < self._length
-        if self._position == self._length:
-            self._end_epoch()
+        self._place.restore(epoch, position)
 
 
 def _resolve_augment(
@@ -401,17 +378,6 @@ def _resolve_augment(
     if spec.policy == "augmix":  # DALI has none
         return spec.base, Augment(AugmentSpec("none", spec.policy), size, seed=seed), spec.mix
     return str(AugmentSpec(spec.base, spec.policy)), None, spec.mix
-
-
-def _triple(
-    name: str, values: Sequence[float] | None, default: tuple[float, float, float], above: float | None = None
-) -> tuple[float, float, float]:
-    if values is None:
-        return default
-    if not isinstance(values, Sequence) or len(values) != 3:
-        raise ValueError(f"{name} must be three numbers, got {values!r}")
-    red, green, blue = (check_number(f"{name}[{i}]", value, above=above) for i, value in enumerate(values))
-    return red, green, blue
 
 
 def _to_tensor(data: bytes | None) -> Tensor:

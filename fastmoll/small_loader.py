@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastmoll.augment import Augment, parse_augment
+from fastmoll.augment import Augment, check_augmented, parse_augment
 from fastmoll.epochs import Epochs, check_state, describe
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
-from fastmoll.kernels.checks import check_integer, check_number
-from fastmoll.kernels.philox import EPOCH_BITS
+from fastmoll.kernels.checks import check_integer, check_triple
 from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.mollify import with_mix
-from fastmoll.pipelines.small import SmallData, Triple, read_small, standardisation
+from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.placement import resolve_device, resolve_rank
 
 _STATE_VERSION = 1
@@ -127,7 +126,7 @@ class SmallImageLoader:
                 raise ValueError(f"mean and std must be given for {self.root}: those of the training images")
             own = self._train or isinstance(data, SmallData)
             mean, std = standardisation(self.data if own else data, path)
-        self.mean, self.std = _triple("mean", mean), _triple("std", std, above=0.0)
+        self.mean, self.std = check_triple("mean", mean), check_triple("std", std, above=0.0)
         if self.num_samples < self._world_size:
             raise ValueError(f"{self.root} has {self.num_samples} samples for {self._world_size} ranks")
         classes = getattr(mollify, "num_classes", len(self.classes))
@@ -188,7 +187,7 @@ class SmallImageLoader:
         Raises:
             ValueError: ``epoch`` is not an integer in [0, 2^24).
         """
-        self._place.set_epoch(check_integer("epoch", epoch, 0, 2**EPOCH_BITS))
+        self._place.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
@@ -198,6 +197,7 @@ class SmallImageLoader:
         ``Mollify(targets="short")``. Both are on its device.
 
         Raises:
+            ValueError: ``augment`` is a function that gives something else than it should.
             RuntimeError: The loader was closed, or another ``for`` over it began.
         """
         self._require_open()
@@ -239,6 +239,7 @@ class SmallImageLoader:
             # Draws made on the CPU tell the host which images an operation is for, without asking the device.
             drawn = isinstance(self._augment, Augment)
             pixels = self._augment(pixels, index if drawn else chosen, epoch)
+            pixels = check_augmented(pixels, len(index), self._device)
         tail: dict[str, Any] = {"mean": self.mean, "std": self.std, "dtype": self._dtype}
         targets: Tensor | SoftLabels
         if mollify is None:
@@ -300,10 +301,3 @@ class SmallImageLoader:
         """
         check_state(state, self.state_dict())
         self._place.restore(state["epoch"], state["position"])
-
-
-def _triple(name: str, values: Sequence[float], above: float | None = None) -> Triple:
-    if not isinstance(values, Sequence) or len(values) != 3:
-        raise ValueError(f"{name} must be three numbers, got {values!r}")
-    red, green, blue = (check_number(f"{name}[{i}]", value, above=above) for i, value in enumerate(values))
-    return red, green, blue

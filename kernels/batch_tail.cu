@@ -1,7 +1,8 @@
 // The batch tail in one pass over memory: flip, standardise, MixUp or CutMix, then nothing, noise or blur, then cast.
 //
 // One block computes ROWS rows of one image, whatever its role, so a batch of mixed roles is one launch. Clean and
-// noised rows are copied to shared memory, all at once and without registers, and go out from there. Blurred rows are Y = A_H X A_W (see heat_blur.py) by matrix instructions, in two products:
+// noised rows are copied to shared memory, all at once and without registers, and go out from there. Blurred rows are
+// Y = A_H X A_W (see heat_blur.py) by matrix instructions, in two products:
 //
 //   1. T = A_H[rows, :] X. X comes straight from device memory in the layout of the instruction, without shared memory
 //      or a barrier: a warp owns 32 pixel columns, a thread four adjacent pixels of them, and bytes become float16 by

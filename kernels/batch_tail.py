@@ -16,7 +16,7 @@ checks, the definition in plain torch, and the choice of a backend. Code that is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Final
 
 import torch
@@ -320,8 +320,8 @@ def check_tail(
     for name, value, other in (("mean", mean, std), ("std", std, mean)):
         if value is None and (pixels or other is not None):
             raise ValueError(f"{name} must be given for uint8 images and with its counterpart, got None")
-        if value is not None and len(value) != channels:
-            raise ValueError(f"{name} must have one number for each of {channels} channels, got {tuple(value)}")
+        if value is not None and not (isinstance(value, Sized) and len(value) == channels):
+            raise ValueError(f"{name} must have one number for each of {channels} channels, got {value!r}")
     shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate(mean or (0.0,) * channels))
     scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate(std or (1.0,) * channels))
 

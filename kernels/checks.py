@@ -61,6 +61,14 @@ def check_number(name: str, value: Any, *, above: float | None = None, at_least:
     return number
 
 
+def check_triple(name: str, values: Sequence[float], *, above: float | None = None) -> tuple[float, float, float]:
+    """Return a number per colour channel as floats, or raise ``ValueError``; ``above`` as in :func:`check_number`."""
+    if not isinstance(values, Sequence) or len(values) != 3:
+        raise ValueError(f"{name} must be three numbers, got {values!r}")
+    red, green, blue = (check_number(f"{name}[{i}]", value, above=above) for i, value in enumerate(values))
+    return red, green, blue
+
+
 def check_integer(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
     """Return ``value`` as an int, or raise ``ValueError`` unless it is a whole number with ``low <= value < high``."""
     wanted = f"at least {low}" if high is None else f"in [{low}, {high})"

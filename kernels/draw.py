@@ -8,7 +8,7 @@ backend agrees exactly), its word 1 the temperature, by inverting the distributi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Final
 
 import torch
@@ -56,8 +56,8 @@ def role_thresholds(roles: Sequence[float]) -> tuple[int, int, int]:
     Raises:
         ValueError: wrong length, a negative or non-finite weight, or no positive weight.
     """
-    if len(roles) not in (3, 4):
-        raise ValueError(f"roles must be 3 weights (clean, noise, blur) or 4 (and pure noise), got {tuple(roles)}")
+    if not isinstance(roles, Sized) or len(roles) not in (3, 4):
+        raise ValueError(f"roles must be 3 weights (clean, noise, blur) or 4 (and pure noise), got {roles!r}")
     weights = [check_number(f"roles[{i}]", weight, at_least=0.0) for i, weight in enumerate(roles)]
     largest = max(weights)
     if largest == 0.0:
@@ -136,6 +136,6 @@ def beta_quantile(u: Tensor, beta: tuple[float, float], quantiles: Tensor | None
 
 def check_beta(beta: tuple[float, float]) -> tuple[float, float]:
     """Return ``beta`` as two floats, or raise ``ValueError`` unless it is two positive finite numbers."""
-    if len(beta) != 2:
-        raise ValueError(f"beta must be two numbers (a, b), got {tuple(beta)}")
+    if not isinstance(beta, Sized) or len(beta) != 2:
+        raise ValueError(f"beta must be two numbers (a, b), got {beta!r}")
     return check_number("beta[0]", beta[0], above=0.0), check_number("beta[1]", beta[1], above=0.0)

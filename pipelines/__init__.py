@@ -1,4 +1,4 @@
-"""DALI graphs: readers, decoding and random operations; installed as ``fastmoll.pipelines``."""
+"""Readers of data sets, policies and DALI graphs; installed as ``fastmoll.pipelines``."""
 
 from __future__ import annotations
 

@@ -15,6 +15,9 @@ from torch import Tensor
 
 POLICIES: Final = ("rand", "auto", "trivial", "augmix")
 
+ROTATION: Final = 15.0
+"""Largest rotation of ``fcr``, degrees."""
+
 RAND_OPERATIONS: Final = 2
 RAND_BIN: Final = 9
 AUGMIX_SEVERITY: Final = 3

@@ -100,6 +100,9 @@ class SmallData:
     def __post_init__(self) -> None:
         """Check the arrays."""
         images, labels = self.images, self.labels
+        for name, value in (("images", images), ("labels", labels)):
+            if not isinstance(value, np.ndarray):
+                raise ValueError(f"{self.root}: {name} must be a NumPy array, got {type(value).__name__}")
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.size == 0:
             hint = " (channels come last)" if images.ndim == 4 and images.shape[1] == 3 else ""
             raise ValueError(
@@ -174,6 +177,8 @@ def read_small(
         OSError: A file can't be read.
         ImportError: ``"digits"`` without scikit-learn.
     """
+    if not isinstance(data, (str, os.PathLike)):
+        raise ValueError(f"data must be a name or a path, got {data!r}")
     name = str(data) if str(data) in NAMES else None
     if name == "digits":
         return _read_digits(split)

@@ -151,6 +151,7 @@ def test_an_empty_batch_draws_nothing():
     [
         ({"roles": (1, 1)}, r"roles must be 3 .* got \(1, 1\)"),
         ({"roles": (1, 1, 1, 1, 1)}, "roles must be 3"),
+        ({"roles": 1}, "roles must be 3 .* got 1"),
         ({"roles": (1, -0.5, 1)}, r"roles\[1\] .* got -0.5"),
         ({"roles": (1, float("nan"), 1)}, r"roles\[1\] .* got nan"),
         ({"roles": (1, 1, float("inf"))}, r"roles\[2\] .* got inf"),
@@ -160,6 +161,7 @@ def test_an_empty_batch_draws_nothing():
         ({"beta": (1.0, -1.0)}, r"beta\[1\] .* got -1.0"),
         ({"beta": (1.0, float("nan"))}, r"beta\[1\] .* got nan"),
         ({"beta": (1.0,)}, r"beta must be two numbers"),
+        ({"beta": 2.0}, "beta must be two numbers .* got 2.0"),
         ({"beta": (2.0, 2.0)}, r"quantiles must be given for beta = \(2.0, 2.0\)"),
         ({"beta": (2.0, 2.0), "quantiles": torch.zeros(1, dtype=torch.float64)}, r"quantiles .* got 1"),
         ({"beta": (2.0, 2.0), "quantiles": torch.zeros(9)}, r"quantiles .* got torch.float32"),

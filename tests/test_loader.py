@@ -296,6 +296,8 @@ def test_set_epoch_in_order_changes_nothing_and_repeats_on_request(make_tree: Ma
         assert equal(last, stream(free))
     steered.set_epoch(2)
     assert equal(stream(steered), last)
+    with pytest.raises(ValueError, match=r"epoch must be an integer in \[0, 16777216\), got 16777216"):
+        steered.set_epoch(2**24)
 
 
 def test_set_epoch_can_jump_and_is_reproducible(make_tree: Make) -> None:

@@ -484,12 +484,18 @@ def test_the_digits_are_split_by_class_and_enlarged() -> None:
         (("/nowhere/at/all",), "names are cifar10, cifar100, tinyimagenet, digits"),
         (("cifar10", "train", "/nowhere"), "there is no /nowhere, where cifar10 should be"),
         (("/tmp", "train", "/tmp"), "path goes with one of the names cifar10, .* but data is '/tmp'"),
+        ((None,), "data must be a name or a path, got None"),
         (("digits", "test"), "split must be 'train' or 'val' for digits, got 'test'"),
     ],
 )
-def test_unknown_names_and_places_are_named(arguments: tuple[str, ...], message: str) -> None:
+def test_unknown_names_and_places_are_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_small(*arguments)
+
+
+def test_lists_in_place_of_arrays_are_named() -> None:
+    with pytest.raises(ValueError, match="arrays: labels must be a NumPy array, got list"):
+        SmallData(np.zeros((2, 8, 8, 3), np.uint8), [0, 1], ["a", "b"])
 
 
 def test_a_named_data_set_is_looked_for_in_two_places(

@@ -305,6 +305,19 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
         loader().set_epoch(-1)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda images: images[1:], r"must have shape \(4, H, W, 3\), got \(3, 32, 32, 3\)"),
+        (lambda images: images.float(), "must be torch.uint8, got torch.float32"),
+        (lambda images: None, "must be a torch.Tensor, got NoneType"),
+    ],
+)
+def test_a_users_augmentation_that_gives_something_else_is_refused(change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"augment\(images, index, epoch\) {message}"):
+        next(iter(loader(augment=lambda images, index, epoch: change(images))))
+
+
 def test_a_closed_loader_says_so() -> None:
     with loader() as one:
         batches = iter(one)

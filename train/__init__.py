@@ -1,1 +1,1 @@
-"""The trainer: `train/imagenet.py` and the modules it reads from."""
+"""The trainers: `train/imagenet.py`, `train/small_images.py`, and the modules they share."""

@@ -197,7 +197,7 @@ class SmallConfig(Config):
     @property
     def title(self) -> str:
         """Data, network, augmentation, and whether it is mollified."""
-        parts = [Path(self.data.name).name, self.model.name, self.data.augment]
+        parts = [Path(self.data.name).resolve().name, self.model.name, self.data.augment]
         return "-".join([*parts, "mollify"] if self.mollify.enabled else parts)
 
 
@@ -383,6 +383,7 @@ _FREE = {
     "data.name",  # what is read there goes into the loader's state
     "data.path",
     "data.threads",
+    "data.hw_decoder_load",
     "model.weights",
     "run.output",
     "run.resume",

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import fastmoll
-from fastmoll.small_loader import SmallImageLoader
 
 
 class ResidentLoader:
     """Gives the first batch of a loader again and again, as many times an epoch as the loader has batches."""
 
-    def __init__(self, loader: fastmoll.ImageNetLoader | SmallImageLoader) -> None:
+    def __init__(self, loader: fastmoll.ImageNetLoader | fastmoll.SmallImageLoader) -> None:
         """Take the first batch of ``loader``, which stays where it is: on the device."""
         self._length = len(loader)
         self._batch = next(iter(loader))

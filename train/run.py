@@ -16,7 +16,6 @@ import torchvision
 from torch import nn
 
 import fastmoll
-from fastmoll.small_loader import SmallImageLoader
 from fastmoll.train import checkpoint
 from fastmoll.train.config import Config, Kind, SmallConfig, check, with_output
 from fastmoll.train.distributed import BAD_RUN, Process, Stop, launch
@@ -26,7 +25,7 @@ from fastmoll.train.logs import Log, Meter, bar, say, table, write_json
 from fastmoll.train.network import build_model, load_weights
 from fastmoll.train.resident import ResidentLoader
 
-Loader = fastmoll.ImageNetLoader | SmallImageLoader
+Loader = fastmoll.ImageNetLoader | fastmoll.SmallImageLoader
 
 
 def start(config: Kind, run: Callable[[Kind, Process], None]) -> int:
