@@ -40,7 +40,11 @@ def errors(one_thread: None) -> dict[str, Errors]:
 
 
 def train(roles: tuple[int, int, int] | None) -> tuple[nn.Module, SmallImageLoader]:
-    """Three convolutions, global average pooling, SGD with a cosine schedule; no other augmentation."""
+    """Three convolutions, global average pooling, SGD with a cosine schedule; no other augmentation.
+
+    The pooling is that of the paper's networks. Flattened features instead leave the plain network more robust, so that
+    mollification has less to win: 10 points, not 44, over eight seeds.
+    """
     torch.manual_seed(SEED)
     layers: list[nn.Module] = []
     for before, after in ((3, 16), (16, 32), (32, 64)):
@@ -96,7 +100,7 @@ def evaluate(
                 for images, labels in loader:
                     metrics.update(model(images), labels)
         assert metrics.compute()["count"] == len(variants) * len(validation)
-        errors[name] = 100 * float(metrics.compute()["error"])
+        errors[name] = round(100 * float(metrics.compute()["error"]), 2)
     return errors
 
 
