@@ -91,6 +91,8 @@ def check_state(state: dict[str, Any], ours: dict[str, Any]) -> None:
     missing = sorted(ours.keys() - state.keys())
     if missing:
         raise ValueError(f"loader state lacks {', '.join(missing)}")
+    if not isinstance(state["fingerprint"], dict):
+        raise ValueError(f"loader state's fingerprint must be a dict, got {state['fingerprint']!r}")
     for name, now in ours["fingerprint"].items():
         before = state["fingerprint"].get(name)
         if before != now:

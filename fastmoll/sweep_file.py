@@ -230,12 +230,12 @@ class _Sweep:
             self.fail(table, f"{axis} has no value", axis)
         kinds: dict[str, tuple[type, str]] = {
             "mollify": (bool, "true or false"),
-            "seed": (int, "an integer of at least 0"),
+            "seed": (int, "an integer in [0, 2^63)"),
         }
         kind, wanted = kinds.get(axis, (str, "a name, in quotes"))
         for value in values:
             given_kind: type = type(value)  # a bool is an int for isinstance
-            if given_kind is not kind or (kind is int and value < 0):
+            if given_kind is not kind or (kind is int and not 0 <= value < 2**63):
                 self.fail(table, f"{axis} must be {wanted}, got {value!r}", axis)
             try:
                 if axis == "net":

@@ -212,6 +212,11 @@ def _pickled(content: bytes, layout: Layout, source: str) -> tuple[NDArray[np.ui
         raise ValueError(f"{source}: data must be uint8 of shape (N, 3072), got {got}")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
         raise ValueError(f"{source}: {layout.keys[0].decode()} must be a list of {len(pixels)} integers")
+    odd = next((label for label in labels if not 0 <= label < layout.num_classes), None)
+    if odd is not None:  # before NumPy sees it, whose integers end somewhere
+        raise ValueError(
+            f"{source}: labels must be in 0..{layout.num_classes - 1}, got {odd} for image {labels.index(odd)}"
+        )
     return pixels, np.asarray(labels, np.int64)
 
 

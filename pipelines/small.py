@@ -181,6 +181,8 @@ def read_small(
         raise ValueError(f"data must be a name or a path, got {data!r}")
     name = str(data) if str(data) in NAMES else None
     if name == "digits":
+        if path is not None:
+            raise ValueError(f"path goes with other names than digits, which scikit-learn brings, got {str(path)!r}")
         return _read_digits(split)
     if name is None:
         if path is not None:
@@ -275,7 +277,7 @@ def _find_tiny(place: Path) -> Path | None:
 def _read_tiny(folder: Path, split: str) -> SmallData:
     if split not in ("train", "val"):
         raise ValueError(f"split must be 'train' or 'val' for tinyimagenet, got {split!r} (its test set has no labels)")
-    classes = sorted((folder / "wnids.txt").read_text(encoding="utf-8").split())
+    classes = sorted(_text(folder / "wnids.txt").split())
     annotations = folder / "val" / "val_annotations.txt"
     if split == "val" and annotations.is_file():
         found = _annotated(annotations, classes)
@@ -288,15 +290,24 @@ def _read_tiny(folder: Path, split: str) -> SmallData:
     return SmallData(decode_folder(found), found.targets, classes, found.root, "tinyimagenet")
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+
+
 def _annotated(annotations: Path, classes: list[str]) -> ImageFolder:
     number = {name: label for label, name in enumerate(classes)}
     paths, targets = [], []
-    for at, line in enumerate(annotations.read_text(encoding="utf-8").splitlines(), 1):
+    for at, line in enumerate(_text(annotations).splitlines(), 1):
         words = line.split("\t")
         if len(words) < 2 or words[1] not in number:
             raise ValueError(f"{annotations}, line {at}: expected an image and a class of wnids.txt, got {line[:80]!r}")
         paths.append(os.path.join("images", words[0]))
         targets.append(number[words[1]])
+    if not paths:
+        raise ValueError(f"{annotations} lists no images")
     return ImageFolder(annotations.parent, classes, paths, np.asarray(targets, np.int64))
 
 
@@ -322,6 +333,8 @@ def _read_arrays(folder: Path, stem: str, name: str | None) -> SmallData:
 
 def _load_labels(path: Path) -> NDArray[np.int64]:
     labels = load_array(path)
+    if labels.size == 0:
+        raise ValueError(f"{path} has no labels")
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(f"{path}: labels must be integers of shape (N,), got {labels.dtype} {labels.shape}")
     return labels.astype(np.int64)

@@ -193,6 +193,16 @@ def test_a_damaged_pickle_is_named(tmp_path: Path, content: bytes, message: str)
         read_small(tmp_path / "x")
 
 
+def test_a_label_beyond_numpys_integers_is_named(tmp_path: Path) -> None:
+    layout = cifar.LAYOUTS[0]
+    folder = tmp_path / layout.folder
+    write_cifar(folder, layout)
+    pixels = np.zeros((2, 3072), np.uint8)
+    (folder / "data_batch_1").write_bytes(pickle.dumps({b"data": pixels, b"labels": [3, 2**70]}))
+    with pytest.raises(ValueError, match=rf"data_batch_1: labels must be in 0..9, got {2**70} for image 1"):
+        read_small(folder)
+
+
 def test_missing_and_truncated_files_and_too_few_images_are_named(tmp_path: Path) -> None:
     layout = cifar.LAYOUTS[1]
     folder = tmp_path / layout.folder
@@ -286,6 +296,8 @@ def write(path: str, text: str) -> Callable[[Path], Any]:
         ("val", write("val/val_annotations.txt", "val_0.JPEG n01\n"), "val_annotations.txt, line 1: expected an image"),
         ("val", write("val/val_annotations.txt", "val_0.JPEG\tn09\n"), "val_annotations.txt, line 1: .*n09"),
         ("val", write("val/val_annotations.txt", "val_0.JPEG\tn01\n"), "not all of it: 1 images of 64 x 64 pixels"),
+        ("val", write("val/val_annotations.txt", ""), "val_annotations.txt lists no images"),
+        ("val", lambda folder: (folder / "wnids.txt").write_bytes(b"n\xff"), "wnids.txt is no text in UTF-8"),
         ("train", write("wnids.txt", "n01\nn02\n"), "other classes than .*wnids.txt, for example n03"),
         ("train", remove("train/n01/images/n01_0.JPEG"), "not all of it: 7 images"),
         ("test", lambda folder: None, "its test set has no labels"),
@@ -366,6 +378,9 @@ def test_truncated_missing_and_empty_arrays_and_labels_out_of_range_are_named(tm
             read_small(tmp_path)
     np.save(tmp_path / "val_labels.npy", np.array([0, 1, 10, 2]))
     with pytest.raises(ValueError, match=r"val.npy: labels must be in 0..9, got 10 for image 2"):
+        read_small(tmp_path, "val")
+    np.save(tmp_path / "train_labels.npy", np.zeros(0, np.int64))
+    with pytest.raises(ValueError, match=r"train_labels.npy has no labels"):
         read_small(tmp_path, "val")
     (tmp_path / "val_labels.npy").unlink()
     with pytest.raises(ValueError, match=r"val_labels.npy is missing"):
@@ -485,6 +500,7 @@ def test_the_digits_are_split_by_class_and_enlarged() -> None:
         (("cifar10", "train", "/nowhere"), "there is no /nowhere, where cifar10 should be"),
         (("/tmp", "train", "/tmp"), "path goes with one of the names cifar10, .* but data is '/tmp'"),
         ((None,), "data must be a name or a path, got None"),
+        (("digits", "train", "/tmp"), "path goes with other names than digits, .* got '/tmp'"),
         (("digits", "test"), "split must be 'train' or 'val' for digits, got 'test'"),
     ],
 )

@@ -338,6 +338,9 @@ def check(config: Config) -> None:
         "run.log-every": run.log_every,
     }.items():
         _require(number is None or number >= 1, name, number, "at least 1")
+    if isinstance(config, SmallConfig) and (config.data.mean is None) != (config.data.std is None):
+        given = f"{config.data.mean} and {config.data.std}"
+        raise ValueError(f"--data.mean and --data.std belong together, got {given}")
     _require(math.isfinite(optim.lr) and optim.lr > 0, "optim.lr", optim.lr, "positive")
     _require(0 <= optim.momentum < 1, "optim.momentum", optim.momentum, "in [0, 1)")
     _require(

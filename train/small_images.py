@@ -77,8 +77,6 @@ def check_alike(training: SmallData, validation: SmallData) -> None:
 def standardised(config: SmallConfig, training: SmallData | None) -> SmallConfig:
     """The settings with mean and standard deviation filled in, from the training images where nothing else says so."""
     data = config.data
-    if (data.mean is None) != (data.std is None):
-        raise ValueError(f"--data.mean and --data.std belong together, got {data.mean} and {data.std}")
     if data.mean is not None:
         return config
     return with_standardisation(config, *standardisation(data.name if training is None else training, data.path))
