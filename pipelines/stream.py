@@ -59,6 +59,7 @@ class Batch(NamedTuple):
 
 
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
+_FIRST_PROCESS = os.getpid()
 
 
 class Stream:
@@ -144,6 +145,7 @@ class Stream:
                 seed=_mix(self._seed, born, self._config.rank),
                 shuffle_seed=_mix(self._seed, born),
                 checkpoint=checkpoint,
+                map_files=os.getpid() == _FIRST_PROCESS,
             )
         except RuntimeError as error:
             if checkpoint is None:
