@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import weakref
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from fastmoll.epochs import describe
-from fastmoll.kernels.batch_tail import BACKENDS, batch_tail, choose_backend
+from fastmoll.kernels.batch_tail import BACKENDS, batch_tail, check_device, choose_backend
 from fastmoll.kernels.checks import (
     check_choice,
     check_images,
@@ -28,6 +26,7 @@ from fastmoll.kernels.heat_blur import check_scales, heat_blur
 from fastmoll.kernels.mix import MIXES, Mix, draw_mix, mix_images, partners
 from fastmoll.kernels.philox import EPOCH_BITS, check_key
 from fastmoll.kernels.soft_labels import KINDS, SoftLabels, label_decay, soft_labels
+from fastmoll.mollify_operator import mollify_operator, register
 from fastmoll.schedules import Table, beta_quantiles, blur_temperature, decay_of, quantiles_of
 
 TARGETS: Final = ("dense", "short")
@@ -161,11 +160,7 @@ class Mollify(nn.Module):
         beta_table = None if self.beta[0] == 1.0 else beta_quantiles(*self.beta)
         self._quantiles = Table(beta_table if temperature is None else quantiles_of(temperature))
         self._mix_quantiles = Table(None if self.mix_alpha == 1.0 else beta_quantiles(self.mix_alpha, self.mix_alpha))
-        self._register()
-
-    def _register(self) -> None:
-        self._handle = next(_handles)
-        _modules[self._handle] = self
+        self._handle = register(self)
 
     def draw(self, index: Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
         """The role and the temperature of each sample id.
@@ -244,7 +239,7 @@ class Mollify(nn.Module):
         check_images("images", images)
         if torch.compiler.is_compiling():
             return self._traced(images, labels, index, epoch, channels_last=_format(images) == torch.channels_last)
-        return self._give(labels, *self._run(images, labels, index, epoch, self._seen, inplace=inplace))
+        return self._give(labels, *self.run(images, labels, index, epoch, self._seen, inplace=inplace))
 
     def from_pixels(
         self,
@@ -281,7 +276,7 @@ class Mollify(nn.Module):
         options: dict[str, Any] = {"mean": mean, "std": std, "flip": flip, "dtype": dtype}
         if torch.compiler.is_compiling():
             return self._traced(pixels, labels, index, epoch, channels_last=True, **options)
-        return self._give(labels, *self._run(pixels, labels, index, epoch, self._seen, pixels=options))
+        return self._give(labels, *self.run(pixels, labels, index, epoch, self._seen, pixels=options))
 
     def _give(self, labels: Tensor, images: Tensor, made: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | SoftLabels]:
         """The result, from dense targets or from the label decays of short ones, and the shares of mixed labels."""
@@ -310,8 +305,8 @@ class Mollify(nn.Module):
         std: Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | SoftLabels]:
-        """What a compiler sees: one operator, which runs :meth:`_run` on this module."""
-        result = _operator(
+        """What a compiler sees: one operator, which runs :meth:`run` on this module."""
+        result = mollify_operator(
             images,
             labels,
             index,
@@ -329,7 +324,7 @@ class Mollify(nn.Module):
         )
         return self._give(labels, *result)
 
-    def _run(
+    def run(
         self,
         images: Tensor,
         labels: Tensor,
@@ -340,7 +335,10 @@ class Mollify(nn.Module):
         inplace: bool = False,
         pixels: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mollified images; dense targets or label decays; and the shares of mixed labels, none where nothing is mixed.
+        """The work of :meth:`forward` and :meth:`from_pixels`, for them and for the operator of compiled code.
+
+        Gives mollified images; dense targets or label decays; and the shares of mixed labels, none where nothing is
+        mixed.
 
         Args:
             images: as in :meth:`forward`, or with ``pixels`` as in :meth:`from_pixels`; that much is checked.
@@ -356,6 +354,7 @@ class Mollify(nn.Module):
         dtype, device = images.dtype if pixels is None else pixels["dtype"], images.device
         height, width = images.shape[2:] if pixels is None else images.shape[1:3]
         backend = choose_backend(images, height, width, dtype) if self.backend == "auto" else self.backend
+        check_device(backend, images)  # before anything is drawn
         fused = pixels is not None or backend != "torch"
         if not fused:
             # From the host, so that the host knows which images have which role without asking the device.
@@ -514,7 +513,7 @@ class Mollify(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _seen=torch.tensor(state["_seen"], device="cpu"))
-        self._register()
+        self._handle = register(self)
 
     def extra_repr(self) -> str:
         """The arguments, as ``repr`` shows them."""
@@ -541,10 +540,6 @@ _SETTINGS: Final = (
     "label_decay",
     "blur_scale",
 )
-
-# By handle, which is a number that an operator can be given. A copy of a module has another one.
-_modules: MutableMapping[int, Mollify] = weakref.WeakValueDictionary()
-_handles: Iterator[int] = itertools.count()
 
 
 def with_mix(
@@ -587,51 +582,3 @@ def _number(batch: int, seen: Tensor) -> Tensor:
     ids = torch.arange(batch, device="cpu") + seen
     seen += batch
     return ids.remainder(2**_COUNTER_BITS).add(rank << _COUNTER_BITS)
-
-
-# CUDA graphs leave it out: it looks at the host's numbers, and the torch backend at the device's.
-@torch.library.custom_op("fastmoll::mollify", mutates_args=("seen",), tags=(torch.Tag.cudagraph_unsafe,))
-def _operator(
-    images: Tensor,
-    labels: Tensor,
-    index: Tensor | None,
-    seen: Tensor | None,
-    flip: Tensor | None,
-    epoch_tensor: Tensor | None,
-    *,
-    module: int,
-    epoch: int,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    dtype: torch.dtype,
-    channels_last: bool,
-    classes: int,
-    mixed: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    pixels = {"mean": mean, "std": std, "flip": flip, "dtype": dtype} if images.dtype == torch.uint8 else None
-    which = epoch if epoch_tensor is None else epoch_tensor
-    out, made, lam = _modules[module]._run(images, labels, index, which, seen, pixels=pixels)
-    # As the compiler was told, also where a size of 1 lets several orders of memory pass for the same.
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    strides = torch.empty(out.shape, memory_format=layout, device="meta").stride()
-    if out.stride() != strides:
-        out = torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device).copy_(out)
-    return out, made, lam
-
-
-@_operator.register_fake
-def _(
-    images: Tensor,
-    *_: Tensor | None,
-    dtype: torch.dtype,
-    channels_last: bool,
-    classes: int,
-    mixed: bool,
-    **__: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, *size = images.shape
-    shape = (batch, size[2], size[0], size[1]) if images.dtype == torch.uint8 else images.shape
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=layout)
-    made = images.new_empty((batch, classes) if classes else batch, dtype=torch.float32)
-    return out, made, images.new_empty(batch if mixed else 0, dtype=torch.float32)

@@ -16,6 +16,7 @@ checks, the definition in plain torch, and the choice of a backend. Code that is
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence, Sized
 from typing import Any, Final
 
@@ -207,6 +208,14 @@ def choose_backend(images: Tensor, height: int, width: int, dtype: torch.dtype) 
     return "triton" if installed("triton") else "torch"
 
 
+def check_device(backend: str, images: Tensor) -> None:
+    """Raise ``ValueError`` unless the backend takes images where they are."""
+    # Triton's interpreter, which the variable switches on, takes tensors of the CPU.
+    interpreted = backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if backend in ("triton", "cupy") and not images.is_cuda and not interpreted:
+        raise ValueError(f"images must be on a CUDA device for backend {backend!r}, got {images.device}")
+
+
 def _run(images: Tensor, *, backend: str, **options: Any) -> Tensor:
     tail = check_tail(images, **options)
     check_choice("backend", backend, BACKENDS)
@@ -221,6 +230,7 @@ def _run(images: Tensor, *, backend: str, **options: Any) -> Tensor:
     if tail.batch == 0:
         shape = (0, tail.channels, tail.height, tail.width)
         return torch.empty(shape, dtype=tail.dtype, device=images.device, memory_format=tail.memory_format)
+    check_device(backend, images)
     # Imported here: Triton and CuPy take seconds to load, and not every machine has them.
     if backend == "triton":
         from fastmoll.kernels.batch_tail_triton import batch_tail_triton

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from fastmoll.kernels.batch_tail import Tail, batch_tail
+from fastmoll.kernels.batch_tail import Tail, batch_tail, check_device
 from fastmoll.kernels.cuda_toolchain import load_kernel, shared_limit
 from fastmoll.kernels.philox import EPOCH_BITS, NOISE
 
@@ -55,8 +55,7 @@ def batch_tail_cupy(tail: Tail, *, rows: Sequence[int] = (32, 16), resident: int
         RuntimeError: CuPy, NVRTC and the driver do not fit together, or the GPU is older than compute capability 8.0.
     """
     device = tail.images.device
-    if device.type != "cuda":
-        raise ValueError(f"images must be on a CUDA device for backend 'cupy', got {device}")
+    check_device("cupy", tail.images)
     with torch.cuda.device(device):
         out = torch.empty(
             (tail.batch, tail.channels, tail.height, tail.width),

@@ -14,6 +14,7 @@ from fastmoll.kernels import draw_triton
 from fastmoll.kernels.batch_tail import batch_tail
 from fastmoll.kernels.draw_triton import draw_batch
 from fastmoll.mollify import Mollify, beta_quantiles
+from fastmoll.mollify_operator import mollify_operator
 
 pytestmark = [
     pytest.mark.usefixtures("triton_interpreter"),
@@ -199,7 +200,7 @@ def test_images_without_ids_are_numbered_on_without_compiling_again():
 def test_the_compiler_knows_the_order_of_memory_also_where_a_size_is_one(shape):
     mollify = Mollify(CLASSES)
     for x in (images(*shape), images(*shape).to(memory_format=torch.channels_last)):
-        torch.library.opcheck(mollify_module._operator, *arguments_of(mollify, x, INDEX))
+        torch.library.opcheck(mollify_operator, *arguments_of(mollify, x, INDEX))
 
 
 def arguments_of(mollify, x, index, **more):
@@ -207,8 +208,8 @@ def arguments_of(mollify, x, index, **more):
     given = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        operator = mollify_module._operator
-        patch.setattr(mollify_module, "_operator", lambda *a, **k: given.append((a, k)) or operator(*a, **k))
+        operator = mollify_operator
+        patch.setattr(mollify_module, "mollify_operator", lambda *a, **k: given.append((a, k)) or operator(*a, **k))
         call = mollify.from_pixels if more else mollify
         call(x, LABELS, index, 3, **more)
     return given[0]
@@ -219,9 +220,9 @@ def arguments_of(mollify, x, index, **more):
 @pytest.mark.parametrize("mix", [None, "cutmix"])
 def test_the_mollification_keeps_its_promises_to_the_compiler(mix, index, targets):
     mollify = Mollify(CLASSES, seed=SEEDS[0], targets=targets, mix=mix)
-    torch.library.opcheck(mollify_module._operator, *arguments_of(mollify, images(), index))
+    torch.library.opcheck(mollify_operator, *arguments_of(mollify, images(), index))
     arguments = arguments_of(mollify, pixels(), index, mean=MEAN, std=STD, dtype=torch.float16)
-    torch.library.opcheck(mollify_module._operator, *arguments)
+    torch.library.opcheck(mollify_operator, *arguments)
 
 
 @pytest.mark.parametrize(("source", "options"), TAILS)

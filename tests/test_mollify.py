@@ -768,3 +768,14 @@ def test_ids_on_the_gpu_give_the_same_draws():
     out, targets = mollify(images.cuda(), labels.cuda(), index.cuda())
     torch.testing.assert_close(out.cpu(), want, atol=1e-5, rtol=0)
     torch.testing.assert_close(targets.cpu(), want_targets, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["triton", "cupy"])
+def test_fused_backends_refuse_images_on_the_cpu_before_anything_is_drawn(backend, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    mollify = Mollify(4, backend=backend)
+    with pytest.raises(ValueError, match=f"CUDA device for backend '{backend}', got cpu"):
+        mollify(torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64))
+    pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=f"CUDA device for backend '{backend}', got cpu"):
+        mollify.from_pixels(pixels, torch.zeros(2, dtype=torch.int64), mean=(0.5,) * 3, std=(0.5,) * 3)
