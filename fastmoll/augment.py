@@ -110,7 +110,8 @@ class Augment:
 
     The policies are torchvision's at their defaults: RandAugment of 2 operations at magnitude 9 of 31, TrivialAugment
     Wide, AutoAugment, all three with nearest pixels; AugMix of 3 chains of 1 to 3 operations at severity 3, bilinear,
-    without a Jensen-Shannon loss. MixUp and CutMix belong to the batch, not to an image: they are not done here.
+    without a Jensen-Shannon loss. MixUp and CutMix belong to the batch, not to an image: they are not done here, but by
+    the loader that is given this.
 
     Every draw is a function of seed, epoch and sample id, so neither batches nor ranks nor a resumed run change it; nor
     does the policy change flips, crops and rotations.
@@ -128,7 +129,7 @@ class Augment:
         """Prepare the tables of a policy.
 
         Args:
-            augment: A name, see `parse_augment`, or its parts; what it says about mixing images is ignored.
+            augment: A name, see `parse_augment`, or its parts; mixing images is left to a loader.
             size: Height and width of the images, pixels.
             padding: Pixels of black around an image before it is cropped.
             seed: Seed of the draws.

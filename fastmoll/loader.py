@@ -373,7 +373,7 @@ def _resolve_augment(
         ValueError: Neither a name nor a function, or a name that there is not.
     """
     if callable(augment):
-        return "fc", augment, None
+        return "fc", augment, augment.spec.mix if isinstance(augment, Augment) else None
     spec = parse_augment(augment)
     if spec.policy == "augmix":  # DALI has none
         return spec.base, Augment(AugmentSpec("none", spec.policy), size, seed=seed), spec.mix

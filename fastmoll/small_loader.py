@@ -163,7 +163,7 @@ class SmallImageLoader:
         if not isinstance(augment, str):
             if not callable(augment):
                 raise ValueError(f"augment must be a name or callable, got {augment!r}")
-            return augment, None
+            return augment, augment.spec.mix if isinstance(augment, Augment) else None
         spec = parse_augment(augment)
         height, width = self.data.images.shape[1:3]
         if height != width:

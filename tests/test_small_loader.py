@@ -83,6 +83,11 @@ def test_a_name_mixes_the_batches_before_they_are_mollified(mollify: fastmoll.Mo
     assert next(iter(validation))[1].dtype == torch.int64
 
 
+def test_an_augment_object_mixes_like_its_name() -> None:
+    name = "fcr+trivial+cutmix"
+    assert_same(list(loader(augment=fastmoll.Augment(name, seed=3))), list(loader(augment=name)))
+
+
 def test_a_loader_that_mixes_resumes_and_takes_no_state_of_one_that_does_not() -> None:
     first, second = (loader(augment="fc+mixup", mollify=fastmoll.Mollify(5)) for _ in range(2))
     whole = list(first)
