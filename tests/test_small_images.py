@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +27,7 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The networks are too small for more, and threads that wait for each other are slow on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +132,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--data.batch-size", "46"], "batch_size=46 is more than the 45 samples"),
         (["--data.mean", "0", "0", "0"], "--data.mean and --data.std belong together"),
         (["--mollify.beta", "1", "-2"], "beta.*-2"),
+        (["--mollify.backend", "triton"], "--mollify.backend must be auto or torch on a cpu, got triton"),
         (["--optim.lr", "-1"], "--optim.lr must be positive, got -1"),
     ],
 )

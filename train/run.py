@@ -57,6 +57,9 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool]:
     resuming = False
     with process.agree():
         check(config)
+        backend = config.mollify.backend
+        if config.mollify.enabled and backend in ("triton", "cupy") and process.device.type != "cuda":
+            raise ValueError(f"--mollify.backend must be auto or torch on a {process.device.type}, got {backend}")
         if config.run.output is None:
             config = with_output(config, Path("runs") / f"{config.title}-{now}")
         if not config.run.evaluate:
