@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fastmoll.models import create_model
     from fastmoll.mollify import Mollify
     from fastmoll.pipelines.errors import BadImageError
+    from fastmoll.pipelines.small import SmallData
     from fastmoll.small_loader import SmallImageLoader
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _HOME = {
     "ClassificationMetrics": "fastmoll.metrics",
     "ImageNetLoader": "fastmoll.loader",
     "Mollify": "fastmoll.mollify",
+    "SmallData": "fastmoll.pipelines.small",
     "SmallImageLoader": "fastmoll.small_loader",
     "SoftLabels": "fastmoll.kernels.soft_labels",
     "blur_scale": "fastmoll.kernels.heat_blur",
@@ -56,6 +58,7 @@ __all__ = [  # noqa: RUF022
     "create_model",
     "ImageNetLoader",
     "SmallImageLoader",
+    "SmallData",
     "Augment",
     "ClassificationMetrics",
     "BadImageError",

@@ -94,6 +94,8 @@ def check_model_name(name: str) -> None:
         return
     close = difflib.get_close_matches(str(name).lower().replace("-", "_"), known)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+    if not installed("timm"):
+        hint += " (and those of timm, which is not installed)"
     raise ValueError(f"name: there is no classification model {name!r}; {hint}")
 
 

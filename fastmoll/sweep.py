@@ -185,7 +185,10 @@ class _Sweep:
 
     def start(self, run: Run) -> None:
         folder = self.out / run.name
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out: {folder} can't be made: {error.strerror}") from error
         lock = _claim(folder / ".sweep")
         if lock is None or _held(folder / ".lock"):
             self.leave(run, lock)

@@ -167,7 +167,12 @@ def _augment(encoded: Any, config: GraphConfig) -> Any:
         images = _rotate(_random_crop(encoded, config), angle, config.size)
     if policy:
         images = dali_policies.policy(policy, config.size)(images)
-    return images if config.dali_augment is None else config.dali_augment(images)
+    if config.dali_augment is None:
+        return images
+    try:
+        return config.dali_augment(images)
+    except Exception as error:  # whatever the user's function meets, in the words of whoever raised it
+        raise ValueError(f"dali_augment: {type(error).__name__}: {error}") from error
 
 
 @pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]

@@ -215,12 +215,16 @@ def standardisation(
         path: As for `read_small`.
 
     Raises:
-        ValueError: As for `read_small`.
+        ValueError: As for `read_small`, or a channel has one value everywhere.
     """
     name = data.name if isinstance(data, SmallData) else str(data)
     if name in KNOWN:
         return KNOWN[name].mean, KNOWN[name].std
-    return (data if isinstance(data, SmallData) else read_small(data, "train", path)).statistics
+    images = data if isinstance(data, SmallData) else read_small(data, "train", path)
+    mean, std = images.statistics
+    if min(std) == 0:
+        raise ValueError(f"{images.root}: the standard deviation is {std}: a colour channel never changes")
+    return mean, std
 
 
 def _usual_place(name: str) -> Path:

@@ -134,6 +134,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--mollify.beta", "1", "-2"], "beta.*-2"),
         (["--mollify.backend", "triton"], "--mollify.backend must be auto or torch on a cpu, got triton"),
         (["--optim.lr", "-1"], "--optim.lr must be positive, got -1"),
+        (["--data", ""], "--data.name must be a name or a path, got ''"),
+        (["--data.batch-size", "1"], "--data.batch-size must be more than 1 .* 1 value per chan"),
+        (["--run.output", "/proc/nowhere"], "--run.output: /proc/nowhere can't be made"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(
@@ -147,6 +150,20 @@ def test_bad_input_is_one_line_before_any_work(
     line = fails(capsys, "--data", place, *SETTINGS, "--run.output", tmp_path / "run", *arguments)
     assert re.search(message, line), line
     assert not (tmp_path / "run").exists()
+
+
+def test_data_that_teach_nothing_are_refused(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in data.iterdir():
+        array = np.load(path)
+        np.save(tmp_path / path.name, array if array.ndim == 4 else np.zeros_like(array))
+    settings = ["--data", tmp_path, *SETTINGS, "--run.output", tmp_path / "run"]
+    assert re.search(r"all images are of one class, .*: there is nothing to tell apart", fails(capsys, *settings))
+    for path in data.iterdir():
+        np.save(tmp_path / path.name, np.load(path))
+    np.save(tmp_path / "train.npy", np.zeros_like(np.load(tmp_path / "train.npy")))
+    assert re.search(r"the standard deviation is \(0.0, 0.0, 0.0\): a colour channel", fails(capsys, *settings))
 
 
 def test_validation_images_that_do_not_fit_the_training_images_are_refused(

@@ -338,6 +338,8 @@ def check(config: Config) -> None:
         "run.log-every": run.log_every,
     }.items():
         _require(number is None or number >= 1, name, number, "at least 1")
+    if isinstance(config, SmallConfig):
+        _require(config.data.name != "", "data.name", "''", "a name or a path")
     if isinstance(config, SmallConfig) and (config.data.mean is None) != (config.data.std is None):
         given = f"{config.data.mean} and {config.data.std}"
         raise ValueError(f"--data.mean and --data.std belong together, got {given}")

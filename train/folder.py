@@ -38,9 +38,12 @@ def lock(output: Path) -> Iterator[None]:
     """Make the folder and keep other runs out of it; a run that is killed lets go of it too.
 
     Raises:
-        ValueError: another run is in it.
+        ValueError: another run is in it, or it can't be made.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--run.output: {output} can't be made: {error.strerror}") from error
     with open(output / ".lock", "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -75,7 +75,7 @@ def make_training(config: ImageNetConfig, process: Process, classes: list[str]) 
         odd = sorted({*scan_folder(config.data.path, "train").classes} ^ {*classes})
         if odd:
             raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
-        mollify = make_mollify(config, len(classes))
+        mollify = make_mollify(config, classes)
         return make_loader(config, process, "train", augment=config.data.augment, mollify=mollify)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
@@ -103,12 +104,18 @@ def fit(
         train(config, process, learner, training, validation)
 
 
-def make_mollify(config: Config, num_classes: int) -> fastmoll.Mollify | None:
-    """The mollification of the training batches, or None."""
+def make_mollify(config: Config, classes: list[str]) -> fastmoll.Mollify | None:
+    """The mollification of the training batches, or None.
+
+    Raises:
+        ValueError: there are no two classes, or a setting is wrong.
+    """
+    if len(classes) < 2:
+        raise ValueError(f"all images are of one class, {classes[0]!r}: there is nothing to tell apart")
     if not config.mollify.enabled:
         return None
     return fastmoll.Mollify(
-        num_classes,
+        len(classes),
         roles=config.mollify.roles,
         beta=config.mollify.beta,
         k_noise=config.mollify.k_noise,
@@ -130,6 +137,8 @@ def make_model(config: Config, process: Process, num_classes: int, size: int, *,
         torch.manual_seed(config.run.seed)
         stem = None if isinstance(config, SmallConfig) else False
         model = build_model(name, num_classes, size, small_stem=stem, fresh=weights is None)
+        if not config.run.evaluate:
+            check_batch(model, config.data.batch_size, size)
         if load and weights is not None and process.main:
             note = load_weights(model, name, weights, exact=config.run.evaluate)
     order = torch.channels_last if config.model.channels_last else torch.contiguous_format
@@ -139,6 +148,17 @@ def make_model(config: Config, process: Process, num_classes: int, size: int, *,
     if load:
         say(process, f"{name}: {note}")
     return model
+
+
+def check_batch(model: nn.Module, batch_size: int, size: int) -> None:
+    """Refuse a batch of one image where batch norm would have one value a channel to normalise."""
+    if batch_size > 1:
+        return
+    trial = copy.deepcopy(model).train().to("meta")
+    try:
+        trial(torch.empty(1, 3, size, size, device="meta"))
+    except ValueError as error:
+        raise ValueError(f"--data.batch-size must be more than 1 for this network: {error}") from error
 
 
 def resume(config: Config, process: Process, learner: Learner, training: Loader) -> None:

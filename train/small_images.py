@@ -49,7 +49,7 @@ def run(config: SmallConfig, process: Process) -> None:
             training_images = read_small(config.data.name, "train", config.data.path)
             check_alike(training_images, images)
             config = standardised(config, training_images)
-            mollify = make_mollify(config, len(images.classes))
+            mollify = make_mollify(config, images.classes)
             options: dict[str, Any] = {"augment": config.data.augment, "mollify": mollify}
             training = stack.enter_context(closing(make_loader(config, process, training_images, "train", **options)))
             validation = stack.enter_context(closing(make_loader(config, process, images, "val")))
