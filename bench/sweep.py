@@ -56,7 +56,7 @@ def plot(result: Annotated[Path, tyro.conf.Positional]) -> Path:
     if content.get("benchmark") != "sweep":
         raise ValueError(f"result must be the JSON of a sweep, got {result}")
     settings, rows = content["settings"], content["rows"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.4), sharey=True, layout="constrained")
     left.set(xlabel=f"images of {settings['size']} × {settings['size']} pixels", ylabel="milliseconds a batch")
     right.set(xlabel=f"height and width of {settings['batch_size']} images, pixels")
     chosen = {
@@ -70,10 +70,10 @@ def plot(result: Annotated[Path, tyro.conf.Positional]) -> Path:
             axes.plot(*zip(*line, strict=True), **style, label=f"{name} (the floor)" if name == COPY else name)
         places = sorted({row[along] for row in points})
         axes.set(xscale="log", yscale="log")
-        axes.set_xticks(places, [str(place) for place in places])
+        axes.set_xticks(places, [str(place) for place in places], rotation=45)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    left.legend(frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(f"Batch tail, a third of each role: {content['environment']['processor']}")
     picture = result.with_suffix(".png")
     figure.savefig(picture, dpi=_DPI)
