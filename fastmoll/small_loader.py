@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.placement import resolve_device, resolve_rank
 
 _STATE_VERSION = 1
+
+_TOGETHER: Final = {"cuda": 2048}
+"""Images that are augmented together, at least a batch."""
 
 Augmentation = Callable[[Tensor, Tensor, int], Tensor]
 
@@ -157,6 +160,7 @@ class SmallImageLoader:
         self._return_index = return_index
         self._place = Epochs(length)
         self._order: tuple[int, _Order] | None = None  # of an epoch
+        self._augmented: tuple[int, int, Tensor] | None = None  # epoch, first row of its order, images
 
     def _resolve(self, augment: str | Augmentation) -> tuple[Augmentation, str | None]:
         """What is done to the pixels of a batch, and how its images are mixed."""
@@ -210,8 +214,9 @@ class SmallImageLoader:
             place.require(token)
             order = self._order_of(place.epoch)
             rows = slice(place.position * self._batch_size, (place.position + 1) * self._batch_size)
+            pixels = self._pixels(images, order, rows)
             place.position += 1
-            yield self._batch(images, *(part[rows] for part in order))
+            yield self._batch(pixels, *(part[rows] for part in order))
         place.end(token)
 
     def _order_of(self, epoch: int) -> _Order:
@@ -232,14 +237,27 @@ class SmallImageLoader:
             self._order = epoch, _Order(index, labels, index.to(self._device, non_blocking=True))
         return self._order[1]
 
-    def _batch(self, images: Tensor, index: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Any, ...]:
-        mollify, epoch = self._mollify, self.epoch
-        pixels = images[chosen]
-        if self._augment is not None:
+    def _pixels(self, images: Tensor, order: _Order, rows: slice) -> Tensor:
+        """The augmented images of a batch."""
+        if not isinstance(self._augment, Augment):
+            chosen = order.on_device[rows]
+            if self._augment is None:
+                return images[chosen]
+            return check_augmented(self._augment(images[chosen], chosen, self.epoch), len(chosen), self._device)
+        # What is drawn for an image follows from its id alone, so batches can be augmented together. A GPU is done with
+        # one of them sooner than the host has launched its operations, which cost as much for many images.
+        together = max(1, _TOGETHER.get(self._device.type, 0) // self._batch_size) * self._batch_size
+        start = rows.start // together * together
+        if self._augmented is None or self._augmented[:2] != (self.epoch, start):
+            part = slice(start, start + together)
             # Draws made on the CPU tell the host which images an operation is for, without asking the device.
-            drawn = isinstance(self._augment, Augment)
-            pixels = self._augment(pixels, index if drawn else chosen, epoch)
-            pixels = check_augmented(pixels, len(index), self._device)
+            self._augmented = None  # frees the memory of those before
+            pixels = self._augment(images[order.on_device[part]], order.samples[part], self.epoch)
+            self._augmented = self.epoch, start, pixels
+        return self._augmented[2][rows.start - start : rows.stop - start]
+
+    def _batch(self, pixels: Tensor, index: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Any, ...]:
+        mollify, epoch = self._mollify, self.epoch
         tail: dict[str, Any] = {"mean": self.mean, "std": self.std, "dtype": self._dtype}
         targets: Tensor | SoftLabels
         if mollify is None:
@@ -253,7 +271,7 @@ class SmallImageLoader:
 
     def close(self) -> None:
         """Free the images on the device."""
-        self._images = self._order = None
+        self._images = self._order = self._augmented = None
 
     def _require_open(self) -> Tensor:
         if self._images is None:

@@ -88,6 +88,31 @@ def test_an_augment_object_mixes_like_its_name() -> None:
     assert_same(list(loader(augment=fastmoll.Augment(name, seed=3))), list(loader(augment=name)))
 
 
+@pytest.mark.parametrize("augment", ["fcr+trivial", "fc+augmix+mixup"])
+def test_batches_augmented_together_are_the_same(augment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"augment": augment, "mollify": fastmoll.Mollify(5)}
+    alone = list(loader(**options)) + list(loader(**options, rank=1, world_size=2))
+    monkeypatch.setattr("fastmoll.small_loader._TOGETHER", {"cpu": 9})  # two batches of 4; the epoch has 5
+    calls: list[int] = []
+    call = fastmoll.Augment.__call__
+
+    def counted(self: fastmoll.Augment, images: Tensor, index: Tensor, epoch: int) -> Tensor:
+        calls.append(len(index))
+        return call(self, images, index, epoch)
+
+    monkeypatch.setattr(fastmoll.Augment, "__call__", counted)
+    together = loader(**options)
+    assert_same([*together, *loader(**options, rank=1, world_size=2)], alone)
+    assert calls == [8, 8, 4, 8]
+    resumed = loader(**options)
+    together.set_epoch(0)
+    running = iter(together)
+    for _ in range(3):
+        next(running)
+    resumed.load_state_dict(together.state_dict())
+    assert_same(list(resumed), alone[3:5])
+
+
 def test_a_loader_that_mixes_resumes_and_takes_no_state_of_one_that_does_not() -> None:
     first, second = (loader(augment="fc+mixup", mollify=fastmoll.Mollify(5)) for _ in range(2))
     whole = list(first)
