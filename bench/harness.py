@@ -18,7 +18,7 @@ import torch
 _AHEAD_CYCLES = 4_000_000  # about 2 ms in which the host gets ahead of the card, so that launches are not timed
 _FLUSH_BYTES = 256 * 2**20  # more than any card's second-level cache
 _PACKAGES = (
-    *("torch", "torchvision", "triton", "numpy", "scipy", "numba", "kornia", "pillow"),
+    *("torch", "torchvision", "triton", "numpy", "scipy", "numba", "kornia", "pillow", "imagecorruptions-imaug"),
     *("nvidia-dali-cuda120", "nvidia-dali-cuda130", "cupy-cuda12x", "cupy-cuda13x"),
 )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import tyro
 from augment import bench_augment
+from corruptions import bench_corruptions
 from fused import bench_kernels
 from harness import environment, table
 from loader import bench_loader
@@ -28,6 +29,7 @@ from tune import bench_tune
 
 BENCHMARKS: dict[str, Callable[..., Any]] = {
     "augment": bench_augment,
+    "corruptions": bench_corruptions,
     "kernels": bench_kernels,
     "loader": bench_loader,
     "mollify": bench_mollify,

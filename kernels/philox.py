@@ -34,6 +34,8 @@ AUGMENT: Final = 2
 """Purpose of the stream that flips, crops, rotations and the operations of a policy come from."""
 MIX: Final = 3
 """Purpose of the stream of a batch's first sample that the batch is mixed by."""
+CORRUPT: Final = 4
+"""Purpose of the stream that corruptions come from; the epoch's place holds the corruption and its severity."""
 
 INDEX_BITS: Final = 48
 EPOCH_BITS: Final = 24
@@ -101,7 +103,7 @@ def sample_words(index: Tensor, epoch: int, *, seed: int, purpose: int, blocks: 
         index: sample ids, integer ``(B,)``, checked by :func:`check_key` like ``seed`` and ``epoch``.
         epoch: epoch number.
         seed: the run's seed.
-        purpose: which stream of the sample: ``DRAW``, ``NOISE``, ``AUGMENT`` or ``MIX``.
+        purpose: which stream of the sample: ``DRAW``, ``NOISE``, ``AUGMENT``, ``MIX`` or ``CORRUPT``.
         blocks: blocks of four words, at most 2^32.
         draw: number of the draw for this image in this epoch, in [0, 2^16).
 
