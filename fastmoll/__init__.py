@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastmoll import losses
     from fastmoll.augment import Augment
+    from fastmoll.corruptions import corrupt
     from fastmoll.kernels.cosine_noise import cosine_noise
     from fastmoll.kernels.heat_blur import blur_scale, heat_blur
     from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_short
     from fastmoll.kernels.soft_labels import SoftLabels, label_decay, soft_labels
     from fastmoll.loader import ImageNetLoader
-    from fastmoll.metrics import ClassificationMetrics
+    from fastmoll.metrics import ClassificationMetrics, calibration_error
     from fastmoll.models import create_model
     from fastmoll.mollify import Mollify
     from fastmoll.pipelines.errors import BadImageError
     from fastmoll.pipelines.small import SmallData
+    from fastmoll.scoring import evaluate
     from fastmoll.small_loader import SmallImageLoader
 
 __version__ = "0.1.0"
@@ -35,8 +37,11 @@ _HOME = {
     "SmallImageLoader": "fastmoll.small_loader",
     "SoftLabels": "fastmoll.kernels.soft_labels",
     "blur_scale": "fastmoll.kernels.heat_blur",
+    "calibration_error": "fastmoll.metrics",
+    "corrupt": "fastmoll.corruptions",
     "cosine_noise": "fastmoll.kernels.cosine_noise",
     "create_model": "fastmoll.models",
+    "evaluate": "fastmoll.scoring",
     "heat_blur": "fastmoll.kernels.heat_blur",
     "label_decay": "fastmoll.kernels.soft_labels",
     "soft_cross_entropy": "fastmoll.kernels.soft_cross_entropy",
@@ -60,6 +65,9 @@ __all__ = [  # noqa: RUF022
     "SmallImageLoader",
     "SmallData",
     "Augment",
+    "corrupt",
+    "evaluate",
+    "calibration_error",
     "ClassificationMetrics",
     "BadImageError",
 ]

@@ -1,4 +1,8 @@
-"""The ``fastmoll`` command: ``check`` a data set, ``preview`` mollification of an image, ``sweep`` through runs."""
+"""The ``fastmoll`` command.
+
+``check`` a data set, ``preview`` mollification of an image, ``sweep`` through runs, ``evaluate`` them on corrupted
+images, ``corrupt`` a data set, ``report`` what came out.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 import fastmoll
+from fastmoll import cli_corrupt, cli_evaluate, cli_report
+
+_OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": cli_corrupt, "evaluate": cli_evaluate, "report": cli_report}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,6 +131,9 @@ def _parser() -> _Parser:
         "--table", dest="action", action="store_const", const="table", help="write and print the table, no more"
     )
     sweep.set_defaults(action="run")
+
+    for module in _OF_THEIR_OWN.values():
+        module.add(commands)
     return parser
 
 
@@ -150,11 +160,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        options = vars(_parser().parse_args(arguments))
+        args = _parser().parse_args(arguments)
     except SystemExit as stop:  # argparse ends the process for --help, --version and bad usage
         return stop.code if isinstance(stop.code, int) else 0
+    options = vars(args)
     command = options.pop("command")
     try:
+        if command in _OF_THEIR_OWN:
+            status: int = _OF_THEIR_OWN[command].run(args)
+            return status
         # The modules are loaded here: neither --help nor the parent of check's workers should wait for torch.
         if command == "check":
             from fastmoll.check import run_check

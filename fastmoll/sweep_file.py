@@ -33,8 +33,8 @@ AXES: Final = {
 _KEYS: Final = (*AXES, "trainer", "options", "vary")
 _OWN: Final = ("run.output", "run.resume", "run.evaluate", "run.resident", "run.device")
 # Settings that change how a run is done or reported, not what comes out: they neither name nor distinguish runs.
-_QUIET: Final = ("data.path", "data.threads", "data.hw_decoder_load", "mollify.backend", *_OWN)
-_QUIET_RUN: Final = ("run.checkpoint_every", "run.validate_every", "run.log_every")
+QUIET: Final = ("data.path", "data.threads", "data.hw_decoder_load", "mollify.backend", *_OWN)
+QUIET_RUN: Final = ("run.checkpoint_every", "run.validate_every", "run.log_every")
 
 # Run in a process of its own, because fastmoll does not import its trainers: reads [[trainer, arguments], ...], writes
 # for each the settings that follow or what is wrong. No network, no data, no GPU: a few hundredths of a second each.
@@ -255,8 +255,8 @@ class _Sweep:
         given = content.get(key, {})
         if not isinstance(given, dict):
             self.fail(table, f"{key} must be a table, got {given!r}", key)
-        flat = {name.replace("-", "_"): value for name, value in _flat(given).items()}
-        for name in flat:
+        options = {name.replace("-", "_"): value for name, value in flat(given).items()}
+        for name in options:
             axis = next((axis for axis, setting in AXES.items() if name in (axis, setting)), None)
             if axis is not None:
                 self.fail(table, f"{key}: {name} is given by the key {axis}", key)
@@ -267,7 +267,7 @@ class _Sweep:
     def runs(self, requests: Sequence[_Request]) -> list[Run]:
         """The runs, after the trainers have read their settings."""
         asked = [(x.trainer, x.base) for x in requests] + [(x.trainer, [*x.base, *x.words]) for x in requests]
-        answers = _read_settings(asked)
+        answers = read_settings(asked)
         half = len(requests)
         known: dict[str, Run] = {}
         for request, before, after in zip(requests, answers[:half], answers[half:], strict=True):
@@ -290,7 +290,7 @@ class _Sweep:
     ) -> dict[str, Any]:
         """The settings of an answer, flat; errors in it are those of the file."""
         if "settings" in base:
-            names = [*_flat(base["settings"])]
+            names = [*flat(base["settings"])]
             for name in request.options:
                 if name not in names:
                     close = nearest(name, [x for x in names if x not in (*_OWN, *AXES.values())])
@@ -300,7 +300,7 @@ class _Sweep:
             message = _plain_error(answer["error"])
             named = [name for name in request.options if name.replace("_", "-") in message.replace("_", "-")]
             self.fail(request.table, message, *(x.rpartition(".")[2] for x in named[:1]))
-        return _flat(answer["settings"])
+        return flat(answer["settings"])
 
     def check_mollify(self, request: _Request, settings: Mapping[str, Any]) -> None:
         """Let `Mollify` refuse its settings now, not each run."""
@@ -324,7 +324,7 @@ def _run(
     seed: int,
 ) -> Run:
     idle = {name for name in settings if name.startswith("mollify.") and not mollify} - {"mollify.enabled"}
-    quiet = {*_QUIET, *_QUIET_RUN, *AXES.values(), *idle}
+    quiet = {*QUIET, *QUIET_RUN, *AXES.values(), *idle}
     changes = {
         name: as_text(value) for name, value in settings.items() if name not in quiet and value != recipe.get(name)
     }
@@ -348,7 +348,7 @@ def _run(
     )
 
 
-def _read_settings(requests: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, Any]]:
+def read_settings(requests: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, Any]]:
     """What the trainers make of these command lines."""
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}  # else the trainer is mute
     done = subprocess.run(
@@ -385,8 +385,9 @@ def _words(name: str, value: Any) -> list[str]:
     return [f"{option}={as_text(value)}"]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names: ``{"optim": {"lr": 1}}`` is ``{"optim.lr": 1}``."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found

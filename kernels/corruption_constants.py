@@ -11,7 +11,7 @@ corruption            constants of a severity
 `impulse_noise`       share of values that become salt or pepper
 `defocus_blur`        radius of the disk and standard deviation of the Gaussian that softens its rim, pixels
 `glass_blur`          standard deviation of the Gaussian and largest offset, pixels; passes
-`motion_blur`         radius (which ImageMagick's sigma alone decides over, see there), sigma, pixels
+`motion_blur`         radius (2⌈r⌉+1 taps) and standard deviation of the half Gaussian over them, pixels
 `zoom_blur`           the zoom factors themselves, one of them 1
 `snow`                mean and standard deviation of the layer, its zoom, threshold, radius and sigma of the motion,
                       share of the image that stays

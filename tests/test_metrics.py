@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy.special import log_softmax
 from torch.multiprocessing.spawn import spawn
 from torchmetrics.classification import MulticlassCalibrationError
 
-from fastmoll.metrics import ClassificationMetrics
+from fastmoll.metrics import ClassificationMetrics, calibration_error
+
+Array = NDArray[np.generic]
 
 
 def random_set(samples: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,21 +29,41 @@ def random_set(samples: int, classes: int, seed: int = 0) -> tuple[torch.Tensor,
     return logits, labels
 
 
+def equal_width(confidence: Array, right: Array, bins: int = 15) -> float:
+    ece = 0.0
+    for number in range(bins):
+        inside = (confidence > number / bins) & (confidence <= (number + 1) / bins)
+        if inside.any():
+            ece += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return ece
+
+
 def by_definition(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
     log_probs = log_softmax(logits.double().numpy(), axis=1)
     truth = labels.numpy()
     confidence, right = np.exp(log_probs.max(1)), log_probs.argmax(1) == truth
-    ece = 0.0
-    for number in range(15):
-        inside = (confidence > number / 15) & (confidence <= (number + 1) / 15)
-        if inside.any():
-            ece += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
     nll = -log_probs[np.arange(len(truth)), truth].mean()
-    return {"error": 1 - right.mean(), "nll": nll, "ece": ece, "count": len(truth)}
+    parts = np.array_split(np.argsort(confidence, kind="stable"), 15)
+    adaptive = [len(x) * abs(right[x].mean() - confidence[x].mean()) for x in parts if len(x)]
+    batches = [slice(start, start + 100) for start in range(0, len(truth), 100)]
+    return {
+        "error": 1 - right.mean(),
+        "nll": nll,
+        "ece": equal_width(confidence, right),
+        "ece_adaptive": sum(adaptive) / len(truth),
+        "ece_batch100": float(np.mean([equal_width(confidence[x], right[x]) for x in batches])),
+        "count": len(truth),
+    }
 
 
 def figures(metrics: ClassificationMetrics) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.compute().items()}
+    return {name: float(value) for name, value in metrics.compute().items() if name != "reliability"}
+
+
+def logits_of(*confidences: float) -> torch.Tensor:
+    """Logits of two classes, the first of which has these probabilities, exact to float64's rounding."""
+    first = torch.tensor(confidences, dtype=torch.float64)
+    return torch.stack([first, 1 - first], 1).log()
 
 
 @pytest.mark.parametrize(("samples", "classes"), [(1, 2), (1000, 3), (2000, 50)])
@@ -84,14 +107,14 @@ def test_batches_add_up_to_one_pass(sizes: tuple[int, ...]) -> None:
 )
 def test_bins_meet_at_multiples_of_a_fifteenth(probability: float, expected_bin: int) -> None:
     metrics = ClassificationMetrics()
-    metrics.update(torch.tensor([[probability, 1 - probability]], dtype=torch.float64).log(), torch.tensor([0]))
-    assert metrics.bins[:, 0].nonzero().item() == expected_bin
+    metrics.update(logits_of(probability), torch.tensor([0]))
+    assert metrics.compute()["reliability"][:, 0].nonzero().item() == expected_bin
 
 
 def test_many_classes_fall_in_the_first_bin() -> None:
     metrics = ClassificationMetrics()
     metrics.update(torch.zeros(4, 1000), torch.arange(4))
-    assert metrics.bins[0, 0] == 4
+    assert metrics.compute()["reliability"][0, 0] == 4
     assert figures(metrics)["nll"] == pytest.approx(np.log(1000), rel=1e-6)
 
 
@@ -102,6 +125,94 @@ def test_an_impossible_label_gives_infinite_nll_and_a_nan_logit_a_nan() -> None:
     metrics.reset()
     metrics.update(torch.tensor([[0.0, torch.nan]]), torch.tensor([0]))
     assert np.isnan(figures(metrics)["nll"]) and figures(metrics)["count"] == 1
+
+
+def test_figures_of_a_small_set_are_those_computed_by_hand() -> None:
+    # Bins of a fifteenth: 0.55 and 0.58 are in the ninth, 0.62 in the tenth, 0.95 and 1 in the last.
+    metrics = ClassificationMetrics()
+    metrics.update(logits_of(0.55, 0.95, 0.58, 1.0, 0.62), torch.tensor([0, 1, 0, 0, 1]))
+    found = metrics.compute()
+    assert float(found["error"]) == pytest.approx(2 / 5, abs=1e-15)
+    assert float(found["nll"]) == pytest.approx(-np.log([0.55, 0.05, 0.58, 1.0, 0.38]).mean(), rel=1e-12)
+    assert float(found["ece"]) == pytest.approx((abs(2 - 1.13) + abs(0 - 0.62) + abs(1 - 1.95)) / 5, rel=1e-12)
+    # Fifteen bins for five samples: each has one of its own, or none.
+    assert float(found["ece_adaptive"]) == pytest.approx((0.45 + 0.42 + 0.62 + 0.95 + 0) / 5, rel=1e-12)
+    expected = torch.zeros(15, 3, dtype=torch.float64)
+    expected[8], expected[9], expected[14] = torch.tensor([[2, 1.13, 2], [1, 0.62, 0], [2, 1.95, 1]])
+    torch.testing.assert_close(found["reliability"], expected, rtol=0, atol=1e-7)
+
+
+def test_equal_confidences_share_their_hits_in_whatever_order_they_come() -> None:
+    # Every bin of equal mass has one wrong in four then, against a confidence of 1: no order has another figure.
+    labels = torch.tensor([0, 0, 0, 1]).repeat(15)
+    logits = torch.tensor([[200.0, 0.0]]).expand(60, 2)
+    for order in (torch.arange(60), labels.argsort(), labels.argsort(descending=True)):
+        metrics = ClassificationMetrics()
+        metrics.update(logits, labels[order])
+        assert figures(metrics)["ece_adaptive"] == pytest.approx(0.25, abs=1e-12)
+        assert figures(metrics)["ece"] == pytest.approx(0.25, abs=1e-12)
+
+
+def test_the_papers_ece_reads_a_calibrated_classifier_as_0_05() -> None:
+    generator = torch.Generator().manual_seed(0)
+    confidence = (1 - 0.16 * torch.rand(20_000, generator=generator, dtype=torch.float64)).tolist()
+    right = torch.rand(20_000, generator=generator, dtype=torch.float64) < torch.tensor(confidence).double()
+    metrics = ClassificationMetrics()
+    metrics.update(logits_of(*confidence), (~right).long())
+    found = figures(metrics)
+    assert found["error"] == pytest.approx(0.08, abs=0.006)
+    assert found["ece"] < 0.008 < 0.03 < found["ece_batch100"] < 0.06
+
+
+@pytest.mark.parametrize("bins", [1, 4, 40])
+def test_calibration_error_is_torchmetrics_for_any_number_of_bins(bins: int) -> None:
+    logits, labels = random_set(3000, 10)
+    theirs = MulticlassCalibrationError(10, n_bins=bins, norm="l1")(logits, labels)
+    ours = calibration_error(logits, labels, bins=bins)
+    assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
+    metrics = ClassificationMetrics(bins)
+    metrics.update(logits, labels)
+    assert figures(metrics)["ece"] == float(ours) and metrics.compute()["reliability"].shape == (bins, 3)
+
+
+def test_half_precision_logits_saturate_at_1_and_are_counted() -> None:
+    logits = torch.tensor([[60000.0, -60000.0], [1.0, 2.0]], dtype=torch.float16)
+    error = calibration_error(logits, torch.tensor([0, 0]))
+    second = 1 / (1 + np.exp(-1))
+    assert float(error) == pytest.approx(second / 2, rel=1e-6)
+
+
+def test_ids_put_samples_in_order_so_that_no_split_changes_a_bit() -> None:
+    logits, labels = random_set(1234, 10)
+    whole = ClassificationMetrics()
+    whole.update(logits, labels, torch.arange(1234))
+    shuffled = ClassificationMetrics()
+    for rows in torch.randperm(1234, generator=torch.Generator().manual_seed(3)).split(77):
+        shuffled.update(logits[rows], labels[rows], rows)
+    assert figures(shuffled) == figures(whole)
+    assert torch.equal(shuffled.compute()["reliability"], whole.compute()["reliability"])
+
+
+def test_a_sample_that_comes_twice_or_without_its_id_is_named() -> None:
+    logits, labels = random_set(10, 3)
+    metrics = ClassificationMetrics()
+    metrics.update(logits, labels, torch.arange(10))
+    metrics.update(logits[:1], labels[:1], torch.tensor([7]))
+    with pytest.raises(ValueError, match="sample 7 came twice"):
+        metrics.compute()
+    metrics.reset()
+    metrics.update(logits, labels, torch.arange(10))
+    metrics.update(logits, labels)
+    with pytest.raises(ValueError, match="index must be given for all batches or for none"):
+        metrics.compute()
+    with pytest.raises(ValueError, match="index must be integers"):
+        metrics.update(logits, labels, torch.arange(10.0))
+
+
+@pytest.mark.parametrize("bins", [0, 1.5, True])
+def test_a_number_of_bins_that_is_none_is_refused(bins: int) -> None:
+    with pytest.raises(ValueError, match="bins"):
+        ClassificationMetrics(bins)
 
 
 def test_reset_forgets() -> None:
@@ -128,22 +239,35 @@ def test_bad_input_is_named(logits: torch.Tensor, labels: torch.Tensor, message:
     metrics = ClassificationMetrics()
     with pytest.raises(ValueError, match=message):
         metrics.update(logits, labels)
-    assert metrics.bins.sum() == 0
+    assert figures(metrics)["count"] == 0
+
+
+# Unequal shares, and a rank that has none.
+SHARES = ((0, 70), (70, 70), (70, 301))
 
 
 def _rank(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    logits, labels = random_set(101, 5)
-    shard = slice(0, 70) if rank == 0 else slice(70, 101)  # unequal on purpose
-    metrics = ClassificationMetrics()
-    metrics.update(logits[shard], labels[shard])
-    torch.save(figures(metrics), f"{folder}/{rank}.pt")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+    logits, labels = random_set(301, 5)
+    for ids in (False, True):
+        metrics = ClassificationMetrics()
+        for part in torch.arange(*SHARES[rank]).split(40):
+            if len(part):
+                metrics.update(logits[part], labels[part], part if ids else None)
+        torch.save(metrics.compute(), f"{folder}/{rank}-{ids}.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_two_unequal_ranks_report_the_figures_of_one_pass(tmp_path: Path) -> None:
-    spawn(_rank, args=(str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+def test_unequal_and_empty_ranks_report_the_bits_of_one_pass(tmp_path: Path) -> None:
+    spawn(_rank, args=(str(tmp_path),), nprocs=3)  # type: ignore[no-untyped-call]
+    logits, labels = random_set(301, 5)
     metrics = ClassificationMetrics()
-    metrics.update(*random_set(101, 5))
-    for rank in range(2):
-        assert torch.load(tmp_path / f"{rank}.pt") == pytest.approx(figures(metrics), rel=1e-6)
+    for share in SHARES:  # the same batches: the softmax of a row may depend on them in its last bits
+        for part in torch.arange(*share).split(40):
+            metrics.update(logits[part], labels[part])
+    for rank in range(3):
+        for ids in (False, True):
+            merged = torch.load(tmp_path / f"{rank}-{ids}.pt")
+            assert merged["count"] == 301
+            for name, value in metrics.compute().items():
+                assert torch.equal(merged[name], value), (rank, ids, name)

@@ -152,9 +152,7 @@ def test_bad_input_is_one_line_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-def test_data_that_teach_nothing_are_refused(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_that_teach_nothing_are_refused(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in data.iterdir():
         array = np.load(path)
         np.save(tmp_path / path.name, array if array.ndim == 4 else np.zeros_like(array))

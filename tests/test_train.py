@@ -19,7 +19,7 @@ from PIL import Image
 from processes import assert_equal, kill_at, log, run, started
 
 import fastmoll
-from fastmoll.train.folder import lock
+from fastmoll.output import lock
 from fastmoll.train.imagenet import main
 
 # A network with BatchNorm and dropout, its average, steps of several batches with a leftover one: all that a resumed
@@ -174,7 +174,7 @@ def test_a_run_stopped_by_max_steps_goes_on_as_if_it_had_not(tmp_path: Path, fin
 def test_a_folder_that_a_run_is_in_is_left_alone(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], resume: list[str]
 ) -> None:
-    with lock(tmp_path):
+    with lock(tmp_path, "--run.output"):
         message = fails(capsys, data, *SETTINGS, "--run.output", tmp_path, *resume)
     assert f"{tmp_path} is in use by another run (process {os.getpid()} on " in message
     assert os.listdir(tmp_path) == [".lock"]

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 import fastmoll
+from fastmoll.distributed import Process, Stop, launch
+from fastmoll.output import lock, write_json
 from fastmoll.train import checkpoint
 from fastmoll.train.config import RECIPES, Config, OptimConfig, check, difference, parse
-from fastmoll.train.distributed import Process, Stop, launch
 from fastmoll.train.engine import Learner, evaluate, learning_rate
-from fastmoll.train.folder import lock
-from fastmoll.train.logs import Log, Meter, table, write_json
-from fastmoll.train.network import build_model, head_name, load_weights
+from fastmoll.train.logs import Log, Meter, table
+from fastmoll.weights import build_model, head_name, load_weights
 
 CPU = Process(0, 1, torch.device("cpu"))
 Batch = tuple[torch.Tensor, ...]
@@ -391,7 +391,7 @@ def test_an_error_of_input_becomes_one_line_and_any_other_is_raised() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_asked_for_and_absent_is_an_error() -> None:
-    with pytest.raises(Stop, match=r"--run.device is cuda, but torch finds no usable CUDA device"), launch("cuda"):
+    with pytest.raises(Stop, match=r"the device is to be cuda, but torch finds no usable CUDA device"), launch("cuda"):
         pass
 
 
@@ -434,8 +434,8 @@ def test_a_file_that_can_not_be_written_leaves_the_old_one_and_one_line(tmp_path
 
 def test_only_one_run_holds_a_folder_and_leaving_frees_it(tmp_path: Path) -> None:
     for _ in range(2):
-        with lock(tmp_path / "run"), pytest.raises(ValueError, match=rf"in use .*process {os.getpid()} on"):
-            lock(tmp_path / "run").__enter__()
+        with lock(tmp_path / "run", "--out"), pytest.raises(ValueError, match=rf"in use .*process {os.getpid()} on"):
+            lock(tmp_path / "run", "--out").__enter__()
 
 
 @pytest.mark.parametrize(

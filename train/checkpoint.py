@@ -1,4 +1,4 @@
-"""Checkpoints: what is written, what is read back, and which run a checkpoint belongs to."""
+"""Checkpoints: what is written, and whether one that is read back belongs to the run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
+from fastmoll.output import replacing
 from fastmoll.train.config import difference
-from fastmoll.train.folder import replacing
-
-FORMAT = 1
+from fastmoll.weights import FORMAT, read_file
 
 
 def save(content: object, path: Path) -> None:
@@ -21,22 +20,6 @@ def save(content: object, path: Path) -> None:
     """
     with replacing(path) as file:
         torch.save(content, file)
-
-
-def read(path: Path) -> Any:
-    """``torch.load`` of tensors and plain values, onto the CPU.
-
-    Raises:
-        ValueError: the file holds something else, or is damaged.
-        OSError: it can't be opened.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # of many types, and with advice in many lines that is not for here
-        reason = "is damaged, or no PyTorch file of tensors and plain values" if path.stat().st_size else "is empty"
-        raise ValueError(f"{path} {reason}") from error
 
 
 def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: int) -> dict[str, Any]:
@@ -55,7 +38,7 @@ def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: 
         ValueError: unreadable file, or a checkpoint of another run; the message names what differs.
         LookupError, TypeError, AttributeError: something is missing in it, or of another type.
     """
-    content = read(path)
+    content = read_file(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
     if content["config"]["model"]["name"] != config["model"]["name"]:

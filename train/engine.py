@@ -17,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import fastmoll
+from fastmoll.distributed import Process
 from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
 from fastmoll.kernels.soft_labels import SoftLabels
+from fastmoll.scoring import autocast, check_count, score
 from fastmoll.train.config import Config, OptimConfig
-from fastmoll.train.distributed import Process
 from fastmoll.train.logs import Meter
 
 
@@ -199,21 +200,6 @@ def mean_in_rank_order(world_size, bucket):  # type: ignore[no-untyped-def]  # D
     return gathered.then(lambda _: functools.reduce(Tensor.add_, parts).div_(world_size))
 
 
-def autocast(device: torch.device, amp: str) -> torch.autocast:
-    """The mixed precision that ``amp`` (auto, bf16 or off) means on ``device``."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=_mixed(device, amp))
-
-
-def image_dtype(device: torch.device, amp: str) -> torch.dtype:
-    """What a loader gives: on a GPU what autocast would make of the images anyway, at half the traffic."""
-    return torch.bfloat16 if device.type == "cuda" and _mixed(device, amp) else torch.float32
-
-
-def _mixed(device: torch.device, amp: str) -> bool:
-    return amp == "bf16" or (amp == "auto" and device.type == "cuda")
-
-
-@torch.no_grad()
 def evaluate(
     model: nn.Module, batches: Iterable[tuple[Any, ...]], process: Process, config: Config, expected: int
 ) -> dict[str, float]:
@@ -236,22 +222,14 @@ def evaluate(
         Stop: on all processes, for an error on one of them: an unreadable image, or an NLL that is no longer finite.
         RuntimeError: another number of images came than ``expected``.
     """
-    was_training = model.training
-    model.eval()
     process.copy_from_main(model, parameters=False)
     metrics = fastmoll.ClassificationMetrics().to(process.device)
     with process.agree():
-        for images, labels in batches:
-            if config.model.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
-            with autocast(process.device, config.run.amp):
-                logits = model(images)
-            metrics.update(logits, labels)
-    model.train(was_training)
-    results = {name: float(value) for name, value in metrics.compute().items()}
+        score(model, batches, metrics, precision=config.run.amp, channels_last=config.model.channels_last)
+    figures = metrics.compute()
+    results = {name: float(figures[name]) for name in ("error", "nll", "ece", "count")}
     with process.agree():
-        if results["count"] != expected:
-            raise RuntimeError(f"evaluated {results['count']:.0f} images of {expected}")
+        check_count(int(results["count"]), expected)
         if not math.isfinite(results["nll"]):
             raise FloatingPointError(f"the NLL on the validation images is {results['nll']}")
     return results

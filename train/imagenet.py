@@ -20,11 +20,11 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import fastmoll
+from fastmoll.distributed import Process
 from fastmoll.pipelines.files import scan_folder
 from fastmoll.sample import sample_folder
+from fastmoll.scoring import image_dtype
 from fastmoll.train.config import ImageNetConfig, parse, with_data
-from fastmoll.train.distributed import Process
-from fastmoll.train.engine import image_dtype
 from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up, start
 
 

@@ -1,24 +1,20 @@
-"""What a run reports: speed and data-wait, the log files, the progress bar, the final table."""
+"""What a run reports: speed and data-wait, the log files, the final table."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from fastmoll.distributed import Process
 from fastmoll.kernels.soft_labels import SoftLabels
-from fastmoll.train.distributed import Process
-from fastmoll.train.folder import replacing
-
-T = TypeVar("T")
+from fastmoll.output import replacing
 
 
 class Meter:
@@ -155,37 +151,6 @@ class Log:
             self._board.close()
 
 
-def bar(items: Iterable[T], process: Process, description: str, total: int, done: int = 0) -> tqdm[T]:
-    """A progress bar on rank 0 over ``items``, or moved by hand where they are empty.
-
-    Args:
-        items: What to go through.
-        process: This process.
-        description: Text before the bar.
-        total: Number of items or moves.
-        done: Those done before.
-    """
-    return tqdm(
-        items,
-        desc=description,
-        total=total,
-        initial=done,
-        disable=not process.main,
-        leave=False,
-        dynamic_ncols=True,
-        # In a file or a CI log, where a bar can't be redrawn, a line now and then is enough.
-        mininterval=0.2 if sys.stderr.isatty() else 30,
-        unit="batch",
-    )
-
-
-def say(process: Process, text: str) -> None:
-    """A line on rank 0's standard output that leaves the progress bar whole."""
-    if process.main:
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
-
-
 def table(title: str, results: Mapping[str, float]) -> str:
     """Results as a table for reading."""
     rows = [
@@ -196,12 +161,6 @@ def table(title: str, results: Mapping[str, float]) -> str:
     ]
     width = max(len(title), 28)
     return "\n".join([title, "─" * width, *(f"{name:<16}{value:>{width - 16}}" for name, value in rows), "─" * width])
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write a JSON file in one piece."""
-    with replacing(path) as file:
-        file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
 def _event() -> torch.cuda.Event:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,39 +16,22 @@ import torchvision
 from torch import nn
 
 import fastmoll
+from fastmoll.distributed import Process, together
+from fastmoll.output import bar, lock, say, write_json
 from fastmoll.train import checkpoint
 from fastmoll.train.config import Config, Kind, SmallConfig, check, with_output
-from fastmoll.train.distributed import BAD_RUN, Process, Stop, launch
 from fastmoll.train.engine import Learner, evaluate
-from fastmoll.train.folder import lock, look_for_run
-from fastmoll.train.logs import Log, Meter, bar, say, table, write_json
-from fastmoll.train.network import build_model, load_weights
+from fastmoll.train.folder import look_for_run
+from fastmoll.train.logs import Log, Meter, table
 from fastmoll.train.resident import ResidentLoader
+from fastmoll.weights import FORMAT, build_model, load_weights
 
 Loader = fastmoll.ImageNetLoader | fastmoll.SmallImageLoader
 
 
 def start(config: Kind, run: Callable[[Kind, Process], None]) -> int:
-    """Join the processes of this run and do ``run(config, process)``; errors of input and of the run become a line.
-
-    Returns:
-        The exit code: 0, 1 after an error in the run (unreadable image, full disk, loss no longer finite), 2 for
-        unusable input.
-    """
-    try:
-        with launch(config.run.device) as process:
-            run(config, process)
-    except Stop as stop:
-        if stop.message is not None:
-            sys.stderr.write(f"error: {stop.message}\n")
-        return stop.code
-    except BAD_RUN as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    return 0
+    """Join the processes of this run and do ``run(config, process)``; returns the exit code that `together` says."""
+    return together(config.run.device, lambda process: run(config, process))
 
 
 def set_up(config: Kind, process: Process) -> tuple[Kind, bool]:
@@ -96,7 +78,7 @@ def fit(
         with process.agree():
             if process.main:
                 # Only now, so that bad input leaves no folder behind; and what was found in it may have changed.
-                stack.enter_context(lock(output_folder(config)))
+                stack.enter_context(lock(output_folder(config), "--run.output"))
                 if look_for_run(output_folder(config), config.run.resume) != resuming:
                     raise ValueError(f"--run.output: another run was in {config.run.output} just now; start again")
         if resuming:
@@ -275,7 +257,7 @@ def save_checkpoint(config: Config, process: Process, learner: Learner, training
         if process.main:
             learner.require_finite()
             content = {
-                "format": checkpoint.FORMAT,
+                "format": FORMAT,
                 "config": config.plain(),
                 "classes": training.classes,
                 "world_size": process.world_size,

@@ -19,11 +19,11 @@ from typing import Any
 # Before torch loads OpenMP, whose idle threads else spin and take the CPUs from other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from fastmoll.distributed import Process
 from fastmoll.pipelines.small import SmallData, read_small, standardisation
+from fastmoll.scoring import image_dtype
 from fastmoll.small_loader import SmallImageLoader
 from fastmoll.train.config import SmallConfig, parse_small, with_standardisation
-from fastmoll.train.distributed import Process
-from fastmoll.train.engine import image_dtype
 from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up, start
 
 

@@ -1,9 +1,10 @@
-"""The processes of a run: who this one is, and how an error on one ends all of them."""
+"""The processes of a run: who this one is, how an error on one ends all of them, and what the user sees of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from fastmoll import BadImageError
+from fastmoll.pipelines.errors import BadImageError
 
 # Errors whose message says all that the user needs: those of what was asked for, and those of the run itself.
 BAD_INPUT = (ValueError, ImportError)
@@ -42,6 +43,13 @@ class Process:
     rank: int
     world_size: int
     device: torch.device
+
+    @classmethod
+    def current(cls, device: torch.device) -> Process:
+        """This process in the group that torch.distributed was given, or the only one."""
+        if not dist.is_initialized():
+            return cls(0, 1, device)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
 
     @property
     def main(self) -> bool:
@@ -98,6 +106,33 @@ class Process:
                 tensor.copy_(sent)
 
 
+def together(device: str, work: Callable[[Process], None]) -> int:
+    """Join the processes of this run and do ``work(process)``; errors of input and of the run become a line.
+
+    Args:
+        device: auto, cpu or cuda.
+        work: What each process does.
+
+    Returns:
+        The exit code: 0, 1 after an error in the run (unreadable image, full disk, loss no longer finite), 2 for
+        unusable input, 130 interrupted.
+    """
+    try:
+        with launch(device) as process:
+            work(process)
+    except Stop as stop:
+        if stop.message is not None:
+            sys.stderr.write(f"error: {stop.message}\n")
+        return stop.code
+    except BAD_RUN as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    return 0
+
+
 @contextmanager
 def launch(device: str) -> Iterator[Process]:
     """Join the processes that torchrun started (or be the only one), on ``device``: auto, cpu or cuda.
@@ -108,7 +143,7 @@ def launch(device: str) -> Iterator[Process]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        message = "--run.device is cuda, but torch finds no usable CUDA device (cpu or auto would run on the CPU)"
+        message = "the device is to be cuda, but torch finds no usable CUDA device (cpu or auto would run on the CPU)"
         raise Stop(message if os.environ.get("RANK", "0") == "0" else None, 2)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if device == "cuda":

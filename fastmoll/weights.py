@@ -1,19 +1,44 @@
-"""The trainers' networks by name, and weights for them from torchvision or from a file."""
+"""The trainers' networks by name, and weights for them from torchvision or from a file: a checkpoint among others."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torchvision import models
 
 from fastmoll.models import create_model
-from fastmoll.train import checkpoint
+
+FORMAT: Final = 1
+"""Of the trainers' checkpoints, their ``"format"``."""
+
+
+def read_file(path: Path) -> Any:
+    """``torch.load`` of tensors and plain values, onto the CPU.
+
+    Raises:
+        ValueError: the file holds something else, or is damaged.
+        OSError: it can't be opened.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # of many types, and with advice in many lines that is not for here
+        reason = "is damaged, or no PyTorch file of tensors and plain values" if path.stat().st_size else "is empty"
+        raise ValueError(f"{path} {reason}") from error
 
 
 def build_model(
-    name: str, num_classes: int, size: int, *, small_stem: bool | None = False, fresh: bool = True
+    name: str,
+    num_classes: int,
+    size: int,
+    *,
+    small_stem: bool | None = False,
+    fresh: bool = True,
+    option: str = "--model.name",
 ) -> nn.Module:
     """`fastmoll.create_model` for the trainers.
 
@@ -25,6 +50,7 @@ def build_model(
         size: Height and width of the images it will see, pixels.
         small_stem: As for ``create_model``, where None takes the form for small images below 128 pixels.
         fresh: Whether the random weights will be trained from.
+        option: What the user gave ``name`` by, for messages.
 
     Raises:
         ValueError: as ``create_model``, naming the option.
@@ -32,10 +58,12 @@ def build_model(
     try:
         return create_model(name, num_classes, size, small_stem=small_stem, fresh=fresh)
     except ValueError as error:
-        raise ValueError(f"--model.name: {str(error).removeprefix('name: ')}") from error
+        raise ValueError(f"{option}: {str(error).removeprefix('name: ')}") from error
 
 
-def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = False) -> str:
+def load_weights(
+    model: nn.Module, name: str, weights: str, *, exact: bool = False, option: str = "--model.weights"
+) -> str:
     """Load weights into ``model``, in place.
 
     Args:
@@ -44,6 +72,7 @@ def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = Fal
         weights: Name of weights of torchvision (``IMAGENET1K_V1``), or a file: a state dict, or a checkpoint of this
             trainer (its average is taken where it has one).
         exact: Refuse a head for another number of classes. Otherwise the model keeps its own head then.
+        option: What the user gave ``weights`` by, for messages.
 
     Returns:
         What was loaded, in words.
@@ -51,7 +80,7 @@ def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = Fal
     Raises:
         ValueError: unknown name, unreadable file, checkpoint of another model, or tensors that don't fit (named).
     """
-    state, source = _find(name, weights)
+    state, source = _find(name, weights, option)
     state = {key: value for key, value in state.items() if not key.startswith(("aux1.", "aux2.", "AuxLogits."))}
     own = model.state_dict()
     head = head_name(model)
@@ -64,7 +93,7 @@ def load_weights(model: nn.Module, name: str, weights: str, *, exact: bool = Fal
     )
     if missing or unexpected or (wrong and (exact or not replaced)):
         raise ValueError(
-            f"--model.weights: {source} does not fit {name}: "
+            f"{option}: {source} does not fit {name}: "
             + "; ".join(
                 [f"without {_some(missing)}"] * bool(missing)
                 + [f"with unknown {_some(unexpected)}"] * bool(unexpected)
@@ -86,7 +115,7 @@ def head_name(model: nn.Module) -> str:
     return names[-1]
 
 
-def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
+def _find(name: str, weights: str, option: str) -> tuple[dict[str, Tensor], str]:
     in_torchvision = name in models.list_models(module=models)
     known = {item.name: item for item in models.get_model_weights(name)} if in_torchvision else {}
     if weights in known:
@@ -94,28 +123,28 @@ def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
             downloaded: dict[str, Tensor] = known[weights].get_state_dict(progress=False, check_hash=True)
         except OSError as error:  # urllib's errors are
             raise ValueError(
-                f"--model.weights: {weights} can't be downloaded from {known[weights].url} ({error}); give a file, or "
+                f"{option}: {weights} can't be downloaded from {known[weights].url} ({error}); give a file, or "
                 "None for random weights"
             ) from error
         return downloaded, f"torchvision's {name} {weights}"
     path = Path(weights)
     if not path.is_file():
         offers = f"torchvision has {', '.join(known)}" if known else "torchvision has none for this model"
-        raise ValueError(f"--model.weights: {weights!r} is no file, and {offers} for {name}")
+        raise ValueError(f"{option}: {weights!r} is no file, and {offers} for {name}")
     try:
-        content = checkpoint.read(path)
+        content = read_file(path)
     except ValueError as error:
-        raise ValueError(f"--model.weights: {error}") from error
+        raise ValueError(f"{option}: {error}") from error
     source = str(path)
-    if isinstance(content, dict) and content.get("format") == checkpoint.FORMAT:
+    if isinstance(content, dict) and content.get("format") == FORMAT:
         try:
             trained, learner = content["config"]["model"]["name"], content["learner"]
             average = learner["ema"] is not None
             content = learner["ema"] if average else learner["model"]
         except (LookupError, TypeError) as error:
-            raise ValueError(f"--model.weights: {path} is a damaged checkpoint") from error
+            raise ValueError(f"{option}: {path} is a damaged checkpoint") from error
         if trained != name:
-            raise ValueError(f"--model.weights: {path} is a checkpoint of {trained}, not of {name}")
+            raise ValueError(f"{option}: {path} is a checkpoint of {trained}, not of {name}")
         source += " (average)" if average else ""
     elif isinstance(content, dict) and "model" in content:
         content = content["model"]
@@ -123,7 +152,7 @@ def _find(name: str, weights: str) -> tuple[dict[str, Tensor], str]:
         isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided
         for key, value in content.items()
     ):
-        raise ValueError(f"--model.weights: {path} holds no state dict (names with dense tensors)")
+        raise ValueError(f"{option}: {path} holds no state dict (names with dense tensors)")
     return content, source
 
 

@@ -1,0 +1,266 @@
+"""A network to evaluate, by whatever names it: a file of ours or of others, weights of torchvision, a model of timm."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torchvision import models
+
+from fastmoll import sweep_file
+from fastmoll.kernels.checks import installed
+from fastmoll.models import check_model_name
+from fastmoll.pipelines import MEAN, STD
+from fastmoll.weights import FORMAT, build_model, load_weights, read_file
+
+_OPTION: Final = "CHECKPOINT"
+# Filled in by the trainer from its data where the user gave none.
+_MEASURED: Final = ("data.mean", "data.std")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is known about a network before it is built.
+
+    Attributes:
+        name: As the user named it.
+        net: Name of the network.
+        build: Makes it: ``build(num_classes, size, load)``, with its weights only where ``load``.
+        folder: Where results about it belong.
+        size: Height and width of the images it is for, pixels; None: those it is given.
+        num_classes: Number of its classes; None: only its weights tell.
+        classes: Their names, in the order of its outputs, where it knows them.
+        standardisation: Mean and standard deviation per channel of its images, for pixels in [0, 1], where known.
+        config: Settings of its training, where it is ours.
+    """
+
+    name: str
+    net: str
+    build: Callable[[int, int, bool], nn.Module]
+    folder: Path
+    size: int | None = None
+    num_classes: int | None = None
+    classes: list[str] | None = None
+    standardisation: tuple[Sequence[float], Sequence[float]] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def check_classes(self, classes: Sequence[str], source: object) -> None:
+        """Refuse data of other classes, or of the same ones in another order.
+
+        Args:
+            classes: Class names of the data.
+            source: What the data are read from, for messages.
+
+        Raises:
+            ValueError: the first difference.
+        """
+        if self.num_classes is not None and self.num_classes != len(classes):
+            raise ValueError(f"{_OPTION}: {self.name} has {self.num_classes} classes, but {source} has {len(classes)}")
+        if self.classes is None or self.classes == list(classes):
+            return
+        ours, theirs = sorted({*self.classes} - {*classes}), sorted({*classes} - {*self.classes})
+        if ours or theirs:
+            raise ValueError(
+                f"{_OPTION}: {self.name} has other classes than {source}: {_some(ours)} there, {_some(theirs)} here"
+            )
+        at = next(i for i, pair in enumerate(zip(self.classes, classes, strict=True)) if pair[0] != pair[1])
+        raise ValueError(
+            f"{_OPTION}: {self.name} has its classes in another order than {source}: number {at} is "
+            f"{self.classes[at]!r} there and {classes[at]!r} here"
+        )
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """How it was trained, as results say it: ``augment``, ``mollify``, ``seed``, ``settings``."""
+        if not self.config:
+            return {"augment": None, "mollify": None, "seed": None, "settings": {}}
+        return {
+            "augment": self.config["data"]["augment"],
+            "mollify": self.config["mollify"]["enabled"],
+            "seed": self.config["run"]["seed"],
+            "settings": _changes(self.config),
+        }
+
+
+def find_checkpoint(name: str, net: str | None = None) -> Checkpoint:
+    """Look up a network to evaluate.
+
+    Args:
+        name: ``torchvision:NAME`` or ``torchvision:NAME:WEIGHTS`` (by default its best ones), ``timm:NAME``, or a file:
+            a checkpoint of our trainers, the ``model.pt`` in the folder of one of their runs, or a state dict.
+        net: Name of the network in the file; of our trainers' files it is known.
+
+    Raises:
+        ValueError: no such network, weights or file, a file that is damaged, or one of another network than ``net``.
+        ImportError: timm's without timm.
+    """
+    kind, colon, rest = name.partition(":")
+    if colon and kind in ("torchvision", "timm"):
+        if net is not None:
+            raise ValueError(f"--net: {name} says its network itself, got {net!r}")
+        return _torchvision(name, rest) if kind == "torchvision" else _timm(name, rest)
+    return _file(name, net)
+
+
+def digest(model: nn.Module) -> str:
+    """Hex digest of the names and values of a network's parameters and buffers."""
+    content = hashlib.blake2b(digest_size=16)
+    for key, value in model.state_dict().items():
+        content.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        content.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return content.hexdigest()
+
+
+def _torchvision(name: str, rest: str) -> Checkpoint:
+    net, _, weights = rest.partition(":")
+    known = models.list_models(module=models)
+    if net not in known:
+        check_model_name(net)  # with the names that are close
+        raise ValueError(f"{_OPTION}: torchvision has no {net!r}")
+    offers = {item.name: item for item in models.get_model_weights(net)}
+    if weights and weights not in offers:
+        raise ValueError(f"{_OPTION}: torchvision has no weights {weights!r} of {net}, only {', '.join(offers)}")
+    chosen = models.get_model_weights(net).DEFAULT if not weights else offers[weights]
+    transform, num_classes = chosen.transforms(), len(chosen.meta["categories"])
+
+    def build(classes: int, size: int, load: bool) -> nn.Module:
+        model = build_model(net, classes, size, fresh=False, option=_OPTION)
+        if load:
+            load_weights(model, net, chosen.name, exact=True, option=_OPTION)
+        return model
+
+    return Checkpoint(
+        f"torchvision:{net}:{chosen.name}",
+        net,
+        build,
+        Path("runs") / f"{net}-{chosen.name}",
+        size=transform.crop_size[0],
+        num_classes=num_classes,
+        standardisation=(transform.mean, transform.std),
+    )
+
+
+def _timm(name: str, net: str) -> Checkpoint:
+    if not installed("timm"):
+        raise ImportError(f"{_OPTION}: {name} needs timm: pip install timm")
+    timm = importlib.import_module("timm")
+    if not timm.is_model(net):
+        near = timm.list_models(f"*{net}*")[:3]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"{_OPTION}: timm has no model {net!r}{hint}")
+    facts = timm.get_pretrained_cfg(net)
+    if facts is None or not facts.has_weights:
+        raise ValueError(f"{_OPTION}: timm has no weights of {net}")
+
+    def build(classes: int, size: int, load: bool) -> nn.Module:
+        options = {"img_size": size} if facts.fixed_input_size else {}
+        try:
+            model: nn.Module = timm.create_model(net, pretrained=load, num_classes=classes, **options)
+        except Exception as error:  # the hub's errors are of many types, and none says what was asked for
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ValueError(f"{_OPTION}: {name} can't be loaded: {reason}") from error
+        return model
+
+    return Checkpoint(
+        name,
+        net,
+        build,
+        Path("runs") / net.replace("/", "_"),
+        size=facts.input_size[-1],
+        num_classes=facts.num_classes,
+        standardisation=(facts.mean, facts.std),
+    )
+
+
+def _file(name: str, net: str | None) -> Checkpoint:
+    path = Path(name)
+    if path.is_dir() and (path / "model.pt").is_file():
+        path /= "model.pt"
+    if not path.is_file():
+        reason = "is a folder without model.pt" if path.is_dir() else "is no file"
+        raise ValueError(f"{_OPTION}: {name} {reason} (others are torchvision:NAME[:WEIGHTS] and timm:NAME)")
+    config, classes = _trained(path)
+    try:
+        if config:
+            trained = str(config["model"]["name"])
+            if net not in (None, trained):
+                raise ValueError(f"--net: {path} is of {trained}, not of {net}")
+            net, data = trained, config["data"]
+            # Networks for small images may have the form for them; only that trainer's settings name their data.
+            stem = None if "name" in data else False
+            mean, std, size = (data["mean"], data["std"], None) if stem is None else (MEAN, STD, data["size"])
+            _ = config["data"]["augment"], config["mollify"]["enabled"], config["run"]["seed"]
+        elif net is None:
+            raise ValueError(f"--net: {path} doesn't say of which network it is: name it")
+        else:
+            check_model_name(net)
+            stem, mean, std, size = False, None, None, None
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{_OPTION}: {path} is a damaged checkpoint") from error
+    kind = net
+
+    def build(num_classes: int, size: int, load: bool) -> nn.Module:
+        model = build_model(kind, num_classes, size, small_stem=stem, fresh=False, option="--net")
+        if load:
+            load_weights(model, kind, str(path), exact=True, option=_OPTION)
+        return model
+
+    return Checkpoint(
+        str(path),
+        kind,
+        build,
+        path.parent,
+        size=size,
+        num_classes=None if classes is None else len(classes),
+        classes=classes,
+        standardisation=None if mean is None or std is None else (mean, std),
+        config=config,
+    )
+
+
+def _trained(path: Path) -> tuple[Mapping[str, Any], list[str] | None]:
+    """Settings and class names of the run that a file is from; none for the files of others."""
+    try:
+        content = read_file(path)
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            config, classes = content.get("config"), content.get("classes")
+            if not isinstance(config, dict) or not isinstance(classes, list):
+                raise ValueError(f"{path} is a damaged checkpoint")
+            return config, classes
+        settings, beside = path.parent / "config.json", path.parent / "checkpoint.pt"
+        if path.name != "model.pt" or not settings.is_file():
+            return {}, None
+        config = json.loads(settings.read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or "model" not in config:
+            return {}, None  # a file of somebody else's
+        return config, _trained(beside)[1] if beside.is_file() else None
+    except ValueError as error:
+        raise ValueError(f"{_OPTION}: {error}") from error
+
+
+def _changes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from the trainer's recipe and matter for the result: those that name a sweep's runs."""
+    data, small = config["data"], "name" in config["data"]
+    recipe = str(config.get("recipe", "finetune"))
+    base = [f"--data={data['name']}"] if small else [str(data.get("path") or "data"), f"--recipe={recipe}"]
+    (answer,) = sweep_file.read_settings([("small_images" if small else "imagenet", base)])
+    if "settings" not in answer:
+        return {}  # of a version of the trainer that had other recipes
+    before = sweep_file.flat(answer["settings"])
+    now = sweep_file.flat({name: value for name, value in config.items() if name != "resolved"})
+    quiet = {*sweep_file.QUIET, *sweep_file.QUIET_RUN, *sweep_file.AXES.values(), *_MEASURED, "recipe"}
+    if not config["mollify"]["enabled"]:
+        quiet |= {name for name in now if name.startswith("mollify.")}
+    changes = {name: value for name, value in now.items() if name not in quiet and value != before.get(name)}
+    return changes if recipe == "finetune" else {"recipe": recipe, **changes}
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "none more"

@@ -1,0 +1,118 @@
+"""What a run leaves and says: its folder, files that are there whole or not at all, lines and bars on rank 0."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from tqdm import tqdm
+
+from fastmoll.distributed import Process
+
+T = TypeVar("T")
+
+
+@contextmanager
+def lock(output: Path, option: str) -> Iterator[None]:
+    """Make the folder and keep other runs out of it; a run that is killed lets go of it too.
+
+    Args:
+        output: Folder.
+        option: What the user gave it by, for messages.
+
+    Raises:
+        ValueError: another run is in it, or it can't be made or written to.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option}: {output} can't be made: {error.strerror}") from error
+    try:
+        opened = open(output / ".lock", "a+", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{option}: {output} can't be written to: {error.strerror}") from error
+    with opened as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise ValueError(f"{option}: {output} is in use by another run (process {owner})") from None
+        except OSError:
+            pass  # some cluster file systems have no locks: better to run unguarded there than not at all
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` at the end of the block: a kill leaves the old one or the new one.
+
+    Raises:
+        OSError: it can't be written, for example because the disk is full; the old one stays, the new one is removed.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        # The new name is on the disk only once the folder is.
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__  # torch.save turns the disk's error into one of its own
+        if cause is None:
+            raise
+        raise OSError(f"{path} can't be written: {cause.strerror or cause}") from error
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file in one piece."""
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
+
+
+def bar(items: Iterable[T], process: Process, description: str, total: int, done: int = 0) -> tqdm[T]:
+    """A progress bar on rank 0 over ``items``, or moved by hand where they are empty.
+
+    Args:
+        items: What to go through.
+        process: This process.
+        description: Text before the bar.
+        total: Number of items or moves.
+        done: Those done before.
+    """
+    return tqdm(
+        items,
+        desc=description,
+        total=total,
+        initial=done,
+        disable=not process.main,
+        leave=False,
+        dynamic_ncols=True,
+        # In a file or a CI log, where a bar can't be redrawn, a line now and then is enough.
+        mininterval=0.2 if sys.stderr.isatty() else 30,
+        unit="batch",
+    )
+
+
+def say(process: Process, text: str) -> None:
+    """A line on rank 0's standard output that leaves the progress bar whole."""
+    if process.main:
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()

@@ -1,0 +1,132 @@
+"""Predictions on disk: the logits of a set, as Parquet, from which all figures can be computed again."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastmoll.output import replacing
+
+_ROWS: Final = 8192  # of a group that is read and scored at a time
+_KEY: Final = b"fastmoll.evaluation"
+
+
+class Predictions(NamedTuple):
+    """What a network said about a set.
+
+    Attributes:
+        ids: Sample ids, int64 ``(N,)``.
+        labels: Classes, int64 ``(N,)``.
+        logits: float32 ``(N, K)``.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    logits: Tensor
+
+
+class Recorder:
+    """Keeps the predictions of one process, batch by batch; an ``on_batch`` of `fastmoll.scoring.score`."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[Tensor, ...]] = []
+
+    def __call__(self, logits: Tensor, labels: Tensor, index: Tensor | None) -> None:
+        """Keep a batch, on the CPU."""
+        if index is None:
+            raise ValueError("index must be given by the loader for predictions to be saved")
+        self._batches.append((index.cpu(), labels.cpu(), logits.detach().float().cpu()))
+
+    def take(self) -> Predictions | None:
+        """What was kept, which is forgotten; None for nothing."""
+        batches, self._batches = self._batches, []
+        return Predictions(*(torch.cat(part) for part in zip(*batches, strict=True))) if batches else None
+
+
+def check_parquet() -> None:
+    """Raise ``ImportError`` where pyarrow is missing."""
+    _parquet()
+
+
+def write_predictions(path: Path, parts: Sequence[Predictions | None], evaluation: str) -> None:
+    """Write the predictions of all processes in one piece, in the order of the sample ids.
+
+    The columns are ``index`` and ``label``, int64, and ``logits``, a list of float32 of fixed length.
+
+    Args:
+        path: File to write or replace.
+        parts: Those of each process.
+        evaluation: What they belong to, kept in the file.
+
+    Raises:
+        ImportError: pyarrow is missing.
+        OSError: it can't be written; what was there stays.
+    """
+    arrow, parquet = _parquet()
+    whole = Predictions(*(torch.cat(part) for part in zip(*(x for x in parts if x is not None), strict=True)))
+    order = whole.ids.argsort(stable=True)
+    index, labels, logits = (part[order].numpy() for part in whole)
+    columns = {
+        "index": arrow.array(index),
+        "label": arrow.array(labels),
+        "logits": arrow.FixedSizeListArray.from_arrays(arrow.array(logits.reshape(-1)), logits.shape[1]),
+    }
+    table = arrow.table(columns).replace_schema_metadata({_KEY: evaluation.encode()})
+    with replacing(path) as file:
+        parquet.write_table(table, file, row_group_size=_ROWS, compression="zstd")
+
+
+def read_predictions(path: Path, evaluation: str | None = None) -> Any:
+    """The predictions of a file, in portions.
+
+    Args:
+        path: File that `write_predictions` wrote.
+        evaluation: What they must belong to.
+
+    Returns:
+        An iterator over `Predictions`.
+
+    Raises:
+        ImportError: pyarrow is missing.
+        ValueError: no such file, one that is damaged, without these columns, or of another evaluation.
+    """
+    _, parquet = _parquet()
+    try:
+        file = parquet.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise ValueError(f"there are no predictions {path}") from error
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        raise ValueError(f"{path} is damaged, or no Parquet file") from error
+    kept = (file.schema_arrow.metadata or {}).get(_KEY, b"").decode()
+    missing = [name for name in ("index", "label", "logits") if name not in file.schema_arrow.names]
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(missing)}")
+    if evaluation is not None and kept != evaluation:
+        raise ValueError(f"{path} is of another evaluation")
+    return _portions(path, file)
+
+
+def _portions(path: Path, file: Any) -> Any:
+    try:
+        for rows in file.iter_batches(_ROWS):
+            index, labels = (torch.from_numpy(np.array(rows.column(name))) for name in ("index", "label"))
+            logits = rows.column("logits")
+            values = np.array(logits.flatten(), dtype=np.float32).reshape(len(rows), -1)
+            yield Predictions(index, labels, torch.from_numpy(values))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    finally:
+        file.close()
+
+
+def _parquet() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError("predictions are saved with pyarrow: pip install 'fastmoll[report]'") from error

@@ -1,0 +1,293 @@
+"""Figures of a report that show evaluations: errors over severities and corruptions, calibration, ablations."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
+from fastmoll.report_runs import CLEAN, Group, labels, settings_text
+from fastmoll.report_style import (
+    COLOURS,
+    INK,
+    MARKERS,
+    Look,
+    NothingToShowError,
+    legend_below,
+    panels,
+    words,
+)
+from fastmoll.report_tables import make_pairs as pair_groups
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+Drawing = tuple["Canvas", str]
+"""A figure and its caption."""
+
+_METRICS: Final = {"error": "error, %", "nll": "NLL, nats", "ece": "ECE"}
+MOLLIFY: Final = "mollify."
+"""What names of settings of mollification begin with."""
+_FEW: Final = 10
+_PANELS: Final = 9
+"""Pairs of runs that have a panel each, at most."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs over seeds, and how they are drawn."""
+
+    group: Group
+    look: Look
+
+
+Pair = tuple[Line, Line]
+"""Without and with mollification."""
+
+
+def network(group: Group) -> tuple[str, str | None, str]:
+    run = group.run
+    return (run.net, run.augment, "" if run.seed is not None else run.checkpoint)
+
+
+def make_lines(groups: Sequence[Group], every: Sequence[Group]) -> list[Line]:
+    """Give each of some groups its look.
+
+    Args:
+        groups: Those that a figure shows.
+        every: All of the report: a run's colour doesn't depend on the figure.
+    """
+    known: dict[tuple[Any, ...], int] = {}
+    for group in every:
+        known.setdefault((*network(group), settings_text(group.run.settings)), len(known))
+    lines = []
+    for group, label in zip(groups, labels(groups), strict=True):
+        number = known[(*network(group), settings_text(group.run.settings))]
+        # A marker of another kind where the colours begin anew.
+        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+        look = Look(
+            label.replace(MOLLIFY, "") or "all runs",
+            COLOURS[number % len(COLOURS)],
+            marker,
+            group.run.mollify is not False,
+        )
+        lines.append(Line(group, look))
+    return lines
+
+
+def make_pairs(lines: Sequence[Line]) -> list[Pair]:
+    """Each line with mollification beside the one without that the tables, too, compare it with."""
+    known = {id(line.group): line for line in lines}
+    return [(known[id(a)], known[id(b)]) for a, b in pair_groups([line.group for line in lines])]
+
+
+def _needed_pairs(lines: Sequence[Line]) -> list[Pair]:
+    pairs = make_pairs(lines)
+    if not pairs:
+        raise NothingToShowError("no two runs differ in mollification alone")
+    return pairs
+
+
+def error_severity(lines: Sequence[Line]) -> Drawing:
+    """Error, NLL and ECE against severity (paper, figures of severity)."""
+    canvas, axes = panels(1, 3, height=2.7)
+    for place, (metric, name) in zip(axes, _METRICS.items(), strict=True):
+        for line in lines:
+            statistics = [line.group.statistic(metric, CLEAN)]
+            statistics += [line.group.statistic(metric, None, severity) for severity in SEVERITIES]
+            mean = np.array([x.mean for x in statistics])
+            place.plot(range(6), mean, **line.look.line)
+            deviation = np.array([x.deviation or 0.0 for x in statistics])
+            if deviation.any():
+                place.fill_between(
+                    range(6), mean - deviation, mean + deviation, color=line.look.colour, alpha=0.12, linewidth=0
+                )
+        place.set(title=name, xlabel="severity", xticks=range(6), xlim=(-0.15, 5.15))
+        place.set_ylim(bottom=0)
+    legend_below(canvas, axes[0])
+    plain = any(not line.look.mollified for line in lines)
+    dashed = "Dashed lines and open markers: without mollification." if plain else ""
+    return canvas, (
+        "Means over the 15 corruptions at each severity; severity 0 is clean images. "
+        f"{over_seeds(lines, 'Bands')}{dashed}"
+    ).strip()
+
+
+def clean_corrupted(lines: Sequence[Line]) -> Drawing:
+    """Corrupted against clean error, NLL and ECE, arrows from without to with mollification (paper, figure 5)."""
+    canvas, axes = panels(1, 3, height=2.7)
+    for place, (metric, name) in zip(axes, _METRICS.items(), strict=True):
+        for line in lines:
+            clean, corrupted = line.group.statistic(metric, CLEAN), line.group.statistic(metric)
+            place.errorbar(
+                clean.mean,
+                corrupted.mean,
+                corrupted.deviation,
+                clean.deviation,
+                **line.look.line | {"linestyle": "none", "markersize": 7},
+                elinewidth=1,
+            )
+        for pair in make_pairs(lines):
+            start, end = ((x.group.statistic(metric, CLEAN).mean, x.group.statistic(metric).mean) for x in pair)
+            arrow = {"arrowstyle": "->", "color": pair[1].look.colour, "shrinkA": 5, "shrinkB": 5, "alpha": 0.7}
+            place.annotate("", end, start, arrowprops=arrow)
+        place.set(title=name, xlabel="clean", ylabel="corrupted")
+        _diagonal(place)
+    legend_below(canvas, axes[0])
+    arrows = " Arrows go from runs without to those with mollification." if make_pairs(lines) else ""
+    return canvas, (
+        f"Clean images against the mean over the 75 corrupted cells; on the dotted line both are equal.{arrows} "
+        f"{over_seeds(lines, 'Bars')}"
+    ).strip()
+
+
+def radar(lines: Sequence[Line]) -> Drawing:
+    """Error under each corruption, mean over severities, as polygons."""
+    from matplotlib.projections.polar import PolarAxes
+
+    pairs = make_pairs(lines)
+    shown = _panels_of(lines, pairs) if pairs else [list(lines)]
+    left_out = len(shown) - _PANELS
+    shown = shown[:_PANELS]
+    columns = 1 if len(shown) == 1 else 2
+    canvas, axes = panels(math.ceil(len(shown) / columns), columns, height=4.4 if columns == 1 else 3.4, polar=True)
+    angle = np.linspace(0, 2 * np.pi, len(CORRUPTIONS), endpoint=False)
+    top = max(x.group.statistic("error", name).mean for members in shown for x in members for name in CORRUPTIONS)
+    for place, members in zip(axes, shown, strict=False):
+        for line in members:
+            values = [line.group.statistic("error", name).mean for name in CORRUPTIONS]
+            place.plot([*angle, angle[0]], [*values, values[0]], **line.look.line | {"markersize": 3})
+            place.fill(angle, values, color=line.look.colour, alpha=0.08)
+        place.set_xticks(angle, [words(name).replace(" ", "\n") for name in CORRUPTIONS], fontsize=7)
+        place.tick_params("x", pad=4)
+        assert isinstance(place, PolarAxes)
+        place.set_rlabel_position(180 / len(CORRUPTIONS))  # between two spokes
+        place.tick_params("y", labelsize=7)
+        place.set_ylim(0, top * 1.05)
+        place.grid(color="#d0d0d0")
+        if len(shown) > 1:
+            place.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=1)
+    for place in axes[len(shown) :]:
+        place.set_visible(False)
+    if len(shown) == 1:
+        legend_below(canvas, axes[0])
+    more = f" {left_out} more have no panel." if left_out > 0 else ""
+    return canvas, f"Error (%) under each corruption, mean over the five severities; one scale for all.{more}"
+
+
+def polygons(lines: Sequence[Line]) -> Drawing:
+    """Error with against without mollification in each cell, triangles to heptagons for severities 1 to 5 (paper,
+    figure "Blurring-based input mollification ...").
+    """
+    pairs = _needed_pairs(lines)
+    left_out, pairs = len(pairs) - _PANELS, pairs[:_PANELS]
+    columns = min(3, len(pairs))
+    rows = math.ceil(len(pairs) / columns)
+    canvas, axes = panels(rows, columns, height=3.6 if columns == 1 else 6.6 / columns + 0.2)
+    for place, (without, mollified) in zip(axes, pairs, strict=False):
+        for colour, (group, names) in zip(COLOURS, GROUPS.items(), strict=False):
+            for severity in SEVERITIES:
+                x, y = (
+                    [line.group.statistic("error", name, severity).mean for name in names]
+                    for line in (without, mollified)
+                )
+                label = group if severity == SEVERITIES[-1] else None
+                place.scatter(
+                    *(x, y),
+                    s=40 - 4 * columns,
+                    color=colour,
+                    marker=(severity + 2, 0, 0),
+                    alpha=0.75,
+                    linewidth=0.5,
+                    edgecolor="white",
+                    label=label,
+                )
+        place.set_title(textwrap.fill(mollified.look.label, 72 // columns), fontsize=8.5)
+        place.set(xlabel="error without, %", ylabel="error with, %", aspect="equal")
+        _diagonal(place)
+    for place in axes[len(pairs) :]:
+        place.set_visible(False)
+    legend_below(canvas, axes[0])
+    more = f" {left_out} more pairs have no panel." if left_out > 0 else ""
+    return canvas, (
+        "Each polygon is a corruption at a severity, from triangles (1) to heptagons (5): error with mollification "
+        f"against error without. Below the dotted line mollification helps.{more}"
+    )
+
+
+def differences(lines: Sequence[Line]) -> Drawing:
+    """Error with less error without mollification, for each corruption (paper, table 4)."""
+    pairs = _needed_pairs(lines)
+    rows: list[tuple[str, str | None]] = [("clean", CLEAN), *((words(name), name) for name in CORRUPTIONS)]
+    rows.append(("mean", None))
+    canvas, (axes,) = panels(height=5.2)
+    step = 0.7 / len(pairs)
+    for number, (without, mollified) in enumerate(pairs):
+        before = [without.group.statistic("error", place) for _, place in rows]
+        after = [mollified.group.statistic("error", place) for _, place in rows]
+        change = [b.mean - a.mean for a, b in zip(before, after, strict=True)]
+        spread = [math.hypot(a.deviation or 0, b.deviation or 0) for a, b in zip(before, after, strict=True)]
+        height = np.arange(len(rows)) + (number - (len(pairs) - 1) / 2) * step
+        look = mollified.look.line | {"linestyle": "none"}
+        axes.errorbar(change, height, xerr=spread if any(spread) else None, elinewidth=1, **look)
+    edges = np.cumsum([1, *map(len, GROUPS.values())]) - 0.5
+    for edge in edges:
+        axes.axhline(edge, color="#b0b0b0", linewidth=0.8)
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="error with − without mollification, percentage points")
+    axes.grid(axis="y", visible=False)
+    legend_below(canvas, axes)
+    return canvas, (
+        "Change of the error by mollification, mean over severities; left of zero it helps. The last row is the mean "
+        f"over the 75 cells. {over_seeds([x for pair in pairs for x in pair], 'Bars', 'of the difference')}"
+    ).strip()
+
+
+def reliability(lines: Sequence[Line]) -> Drawing:
+    """Accuracy against confidence in 15 bins, for clean and for all corrupted images."""
+    canvas, axes = panels(1, 2, height=3.5, sharex=True, sharey=True)
+    for place, title in zip(axes, ("clean", "corrupted, all 75 cells"), strict=True):
+        for line in lines:
+            clean = title == CLEAN
+            cells = [
+                cell
+                for run in line.group.runs
+                for cell in ([run.clean] if clean else [x for row in run.cells.values() for x in row])
+            ]
+            count, confidence, right = np.array([cell.reliability for cell in cells], np.float64).sum(0).T
+            some = count >= _FEW
+            place.plot(confidence[some] / count[some], right[some] / count[some], **line.look.line)
+        place.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":")
+        place.set(title=title, xlabel="confidence", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes[0].set_ylabel("accuracy")
+    legend_below(canvas, axes[0])
+    return canvas, (
+        "Share of right predictions against their mean confidence, in 15 equal bins of confidence, seeds together; "
+        f"bins with fewer than {_FEW} are left out. Below the dotted line a network is too confident."
+    )
+
+
+def _panels_of(lines: Sequence[Line], pairs: Sequence[Pair]) -> list[list[Line]]:
+    """A panel for each run without mollification and those compared with it, one for each that has no partner."""
+    panel = {id(line): [line] for line in lines}
+    for without, mollified in pairs:
+        panel[id(without)].append(panel.pop(id(mollified))[0])
+    return list(panel.values())
+
+
+def over_seeds(lines: Sequence[Line], name: str, which: str = "over seeds") -> str:
+    """A sentence for the caption that says what bars or bands are, where there are any."""
+    return f"{name}: ± the standard deviation {which}. " if any(len(line.group.runs) > 1 for line in lines) else ""
+
+
+def _diagonal(axes: Axes) -> None:
+    ends = (*axes.get_xlim(), *axes.get_ylim())
+    low, high = max(0.0, min(ends)), max(ends)
+    axes.plot([low, high], [low, high], color=INK, linewidth=1, linestyle=":", zorder=0)

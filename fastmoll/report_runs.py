@@ -1,0 +1,399 @@
+"""Finished evaluations, read from their ``robustness.json`` and grouped over seeds: what reports are made from."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
+
+METRICS: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100")
+"""Metrics of a cell: error (%), NLL (nats), and three calibration errors (fractions)."""
+CLEAN: Final = "clean"
+_FILE: Final = "robustness.json"
+_MEANS: Final = ("error", "nll", "ece", "ece_batch100")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The figures of one corruption at one severity, or of the clean images.
+
+    Attributes:
+        error: Error, in %.
+        nll: Negative log-likelihood, nats.
+        ece: Expected calibration error of 15 equal bins over the whole set, a fraction.
+        ece_adaptive: Likewise with bins of equal mass.
+        ece_batch100: Mean over batches of 100 samples, the paper's estimator.
+        count: Number of samples.
+        reliability: For each of 15 bins of confidence: samples, sum of their confidences, how many are right.
+    """
+
+    error: float
+    nll: float
+    ece: float
+    ece_adaptive: float
+    ece_batch100: float
+    count: int
+    reliability: tuple[tuple[int, float, int], ...]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One evaluation of one network over clean images and all 75 cells.
+
+    Attributes:
+        path: The ``robustness.json`` it was read from.
+        source: Where the corrupted images are from: ``"official"`` or ``"generated"``.
+        frost: Frost's textures: ``"published"``, ``"made"``, or None for an official set.
+        data: Data set.
+        size: Side of the images, in pixels.
+        num_classes: Number of classes.
+        net: Network.
+        augment: Augmentation it was trained with; None where that isn't known.
+        mollify: Whether it was trained with mollification; None where that isn't known.
+        seed: Seed of its training; None where that isn't known.
+        settings: Settings of its training that differ from the recipe, by dotted name.
+        checkpoint: Its weights.
+        count: Number of samples of each cell.
+        clean: Figures on clean images.
+        cells: For each corruption, the figures of severities 1 to 5.
+        corrupted: Plain means over the 75 cells.
+        mce: Mean corruption error relative to a baseline, ``{"value": %, "baseline": name}``, where it is defined.
+        environment: Versions and device.
+    """
+
+    path: Path
+    source: str
+    frost: str | None
+    data: str
+    size: int
+    num_classes: int
+    net: str
+    augment: str | None
+    mollify: bool | None
+    seed: int | None
+    settings: Mapping[str, Any]
+    checkpoint: str
+    count: int
+    clean: Cell
+    cells: Mapping[str, tuple[Cell, ...]]
+    corrupted: Mapping[str, float]
+    mce: Mapping[str, Any] | None
+    environment: Mapping[str, Any]
+
+    def value(self, metric: str, corruption: str | None = None, severity: int | None = None) -> float:
+        """A figure, or the plain mean of several.
+
+        Args:
+            metric: One of ``METRICS``.
+            corruption: A corruption; a group of them (``"noise"``); ``"clean"``; None: all.
+            severity: 1 to 5; None: all.
+        """
+        if corruption == CLEAN:
+            return float(getattr(self.clean, metric))
+        names = CORRUPTIONS if corruption is None else GROUPS.get(corruption, (corruption,))
+        places = SEVERITIES if severity is None else (severity,)
+        return statistics.fmean(getattr(self.cells[name][place - 1], metric) for name in names for place in places)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A figure over seeds: mean, standard deviation (n - 1; None for a single run) and number of runs."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def statistic(values: Sequence[float]) -> Statistic:
+    """Mean and standard deviation (n - 1) of a figure over seeds."""
+    return Statistic(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone; they stand for one row of a table and one line of a figure.
+
+    Attributes:
+        runs: The runs, by seed.
+
+    Raises:
+        ValueError: there is none, a run is there twice, or they differ in more than their seed.
+    """
+
+    runs: tuple[RunResult, ...]
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs must be at least one")
+        seen: dict[int | None, RunResult] = {}
+        for run in self.runs:
+            if image_set(run) != image_set(self.run):
+                raise ValueError(
+                    f"{run.path} is on {image_set(run)} images and {self.run.path} on {image_set(self.run)} ones: "
+                    "they are never averaged together"
+                )
+            if _key(run) != _key(self.run):
+                raise ValueError(f"{run.path} and {self.run.path} differ in more than their seed")
+            if run.seed in seen:
+                raise ValueError(
+                    f"{seen[run.seed].path} and {run.path} are one run twice: {run.data}, {run.net}, {training(run)}, "
+                    f"seed {run.seed}"
+                )
+            seen[run.seed] = run
+
+    @property
+    def run(self) -> RunResult:
+        """The first of its runs, for what they have in common: data, network, augmentation, source, ..."""
+        return self.runs[0]
+
+    def statistic(self, metric: str, corruption: str | None = None, severity: int | None = None) -> Statistic:
+        """Mean and standard deviation over seeds of a figure, selected as in :meth:`RunResult.value`."""
+        return statistic([run.value(metric, corruption, severity) for run in self.runs])
+
+
+def group_seeds(runs: Iterable[RunResult]) -> list[Group]:
+    """Put the runs together that differ in their seed alone, in the order in which they first come.
+
+    Official and generated images, and the two kinds of frost, make different groups: their figures are not comparable.
+    Runs that say no seed are groups of their own.
+
+    Raises:
+        ValueError: a run is there twice.
+    """
+    groups: dict[tuple[Any, ...], list[RunResult]] = {}
+    for run in runs:
+        groups.setdefault(_key(run), []).append(run)
+    return [Group(tuple(sorted(members, key=_seed))) for members in groups.values()]
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """A short name for each group, for legends: augmentation and mollification, and what else differs among them."""
+    parts = [_parts(group.run) for group in groups]
+    differing = {key for key in (parts[0] if parts else ()) if len({part[key] for part in parts}) > 1}
+    known = any(group.run.augment is not None or group.run.mollify is not None for group in groups)
+    shown = differing | ({"training"} if known else {"net"})
+    return [", ".join(text for key, text in part.items() if key in shown and text) for part in parts]
+
+
+def image_set(run: RunResult) -> str:
+    """The label that every corrupted figure of a run carries: ``"official"``, ``"generated (frost: made)"``, ..."""
+    return run.source if run.frost is None else f"{run.source} (frost: {run.frost})"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings as text, ``"mollify.beta=1,3 optim.epochs=30"``."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, bool) or value is None:
+            return json.dumps(value)
+        return ",".join(map(text, value)) if isinstance(value, list | tuple) else str(value)
+
+    return " ".join(f"{name}={text(value)}" for name, value in sorted(settings.items()))
+
+
+def training(run: RunResult) -> str:
+    """Augmentation and mollification, ``"fcr+trivial + mollification"``; empty where neither is known."""
+    unknown = "mollification unknown" if run.augment else ""
+    mollify = {True: "mollification", False: "", None: unknown}[run.mollify]
+    return " + ".join(filter(None, (run.augment, mollify)))
+
+
+def _parts(run: RunResult) -> dict[str, str]:
+    return {
+        "data": run.data,
+        "size": f"{run.size} px",
+        "net": run.net,
+        "training": training(run),
+        "settings": settings_text(run.settings),
+        "checkpoint": "" if run.seed is not None else run.checkpoint,
+        "count": f"{run.count} images",
+        "set": image_set(run),
+    }
+
+
+def _key(run: RunResult) -> tuple[Any, ...]:
+    return (*_parts(run).values(), run.num_classes, run.augment, run.mollify)
+
+
+def _seed(run: RunResult) -> int:
+    return -1 if run.seed is None else run.seed
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def find_runs(path: str | Path) -> list[Path]:
+    """The evaluations that a path names.
+
+    Args:
+        path: A ``robustness.json``, the folder it is in, the run's folder with ``robustness-*`` in it, or a folder of
+            such run folders (a sweep's).
+
+    Returns:
+        Their ``robustness.json``, at least one, in alphabetical order.
+
+    Raises:
+        ValueError: there is none, or only unfinished ones.
+    """
+    place = Path(path)
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise ValueError(f"{place}: no such file or folder")
+    for pattern in (_FILE, f"robustness-*/{_FILE}", f"*/robustness-*/{_FILE}"):
+        found = sorted(place.glob(pattern))
+        if found:
+            return found
+    begun = next((x for x in ("cells", "robustness-*/cells", "*/robustness-*/cells") if any(place.glob(x))), None)
+    reason = "its evaluation is not finished; start it again to go on" if begun else "evaluate a checkpoint first"
+    raise ValueError(f"{place} has no {_FILE}: {reason}")
+
+
+def read_run(folder: str | Path) -> RunResult:
+    """Read one finished evaluation.
+
+    Args:
+        folder: A ``robustness.json``, the folder it is in, or the run's folder with one ``robustness-*`` in it.
+
+    Raises:
+        ValueError: there is none or more than one, or it is not what an evaluation writes; with the file and the key.
+    """
+    path, *others = find_runs(folder)
+    if others:
+        raise ValueError(
+            f"{folder} has {1 + len(others)} evaluations: name one ({path.parent}, {others[0].parent}, ...)"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error})") from error
+    return _Reader(path).result(content)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a value must be, in words and as a test."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+    def __or__(self, other: None) -> _Kind:
+        return _Kind(f"{self.words} or null", lambda x: x is None or self.test(x))
+
+
+def _is_whole(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _is_amount(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < math.inf
+
+
+_WHOLE: Final = _Kind("a whole number", _is_whole)
+_POSITIVE: Final = _Kind("a whole number above 0", lambda x: _is_whole(x) and x > 0)
+_AMOUNT: Final = _Kind("a finite number of at least 0", _is_amount)
+_PERCENT: Final = _Kind("a number from 0 to 100", lambda x: _is_amount(x) and x <= 100)
+_FRACTION: Final = _Kind("a number from 0 to 1", lambda x: _is_amount(x) and x <= 1 + 1e-9)
+_TEXT: Final = _Kind("text", lambda x: isinstance(x, str) and x != "")
+_FLAG: Final = _Kind("true or false", lambda x: isinstance(x, bool))
+_OBJECT: Final = _Kind("an object", lambda x: isinstance(x, dict))
+_BINS: Final = _Kind(
+    "15 rows of [samples, sum of confidences, right ones]",
+    lambda rows: (
+        isinstance(rows, list)
+        and len(rows) == 15
+        and all(isinstance(row, list) and len(row) == 3 and all(map(_is_amount, row)) for row in rows)
+    ),
+)
+_CELL: Final = {
+    "error": _PERCENT,
+    "nll": _AMOUNT,
+    "ece": _FRACTION,
+    "ece_adaptive": _FRACTION,
+    "ece_batch100": _FRACTION,
+}
+
+
+class _Reader:
+    """Takes the content of a file apart; each complaint names the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fail(self, key: str, wanted: str, got: object) -> NoReturn:
+        text = json.dumps(got)
+        raise ValueError(f"{self.path}: {key} must be {wanted}, got {text if len(text) < 60 else text[:56] + ' ...'}")
+
+    def take(self, content: Mapping[str, Any], key: str, kind: _Kind, place: str = "") -> Any:
+        if key not in content:
+            raise ValueError(f"{self.path}: {place}{key} is missing")
+        if not kind.test(content[key]):
+            self.fail(f"{place}{key}", kind.words, content[key])
+        return content[key]
+
+    def result(self, content: Any) -> RunResult:
+        if not isinstance(content, dict):
+            raise ValueError(f"{self.path} must hold an object, got {type(content).__name__}")
+        self.take(content, "format", _Kind("1, the format that this version reads", lambda x: x == 1))
+        count = self.take(content, "count", _POSITIVE)
+        cells = self.take(content, "cells", _OBJECT)
+        missing = [name for name in CORRUPTIONS if name not in cells]
+        if missing:
+            raise ValueError(f"{self.path}: cells lacks {', '.join(missing)}; a report needs all {len(CORRUPTIONS)}")
+        row = _Kind("a list of 5 cells, one a severity", lambda x: isinstance(x, list) and len(x) == len(SEVERITIES))
+        means = self.take(content, "corrupted", _OBJECT)
+        mce = self.take(content, "mce", _OBJECT | None)
+        if mce is not None:
+            self.take(mce, "value", _AMOUNT, "mce.")
+            self.take(mce, "baseline", _TEXT, "mce.")
+        source = self.take(content, "source", _Kind("generated or official", lambda x: x in ("generated", "official")))
+        textures = ("published", "made") if source == "generated" else (None,)
+        words = "published or made" if source == "generated" else "null for official images"
+        result = RunResult(
+            path=self.path,
+            source=source,
+            frost=self.take(content, "frost", _Kind(words, lambda x: x in textures)),
+            data=self.take(content, "data", _TEXT),
+            size=self.take(content, "size", _POSITIVE),
+            num_classes=self.take(content, "num_classes", _POSITIVE),
+            net=self.take(content, "net", _TEXT),
+            augment=self.take(content, "augment", _TEXT | None),
+            mollify=self.take(content, "mollify", _FLAG | None),
+            seed=self.take(content, "seed", _WHOLE | None),
+            settings=self.take(content, "settings", _OBJECT),
+            checkpoint=self.take(content, "checkpoint", _TEXT),
+            count=count,
+            clean=self.cell(self.take(content, CLEAN, _OBJECT), CLEAN, count),
+            cells={
+                name: tuple(
+                    self.cell(cell, f"cells.{name}[{place}]", count)
+                    for place, cell in enumerate(self.take(cells, name, row, "cells."))
+                )
+                for name in CORRUPTIONS
+            },
+            corrupted={name: float(self.take(means, name, _CELL[name], "corrupted.")) for name in _MEANS},
+            mce=mce,
+            environment=self.take(content, "environment", _OBJECT),
+        )
+        for name, mean in result.corrupted.items():
+            # The figure that people quote: better to stop than to print one that its own cells contradict.
+            if not math.isclose(mean, result.value(name), rel_tol=1e-6, abs_tol=1e-9):
+                self.fail(f"corrupted.{name}", f"the mean of its cells, {result.value(name)}", mean)
+        return result
+
+    def cell(self, content: Any, place: str, count: int) -> Cell:
+        if not isinstance(content, dict):
+            self.fail(place, _OBJECT.words, content)
+        figures = {name: float(self.take(content, name, kind, f"{place}.")) for name, kind in _CELL.items()}
+        same = _Kind(f"{count}, the run's count", lambda x: x == count)
+        bins = self.take(content, "reliability", _BINS, f"{place}.")
+        if sum(row[0] for row in bins) != count:
+            self.fail(f"{place}.reliability", f"bins of {count} samples together", sum(row[0] for row in bins))
+        reliability = tuple((int(samples), float(confidence), int(right)) for samples, confidence, right in bins)
+        return Cell(**figures, count=self.take(content, "count", same, f"{place}."), reliability=reliability)

@@ -1,0 +1,399 @@
+"""Evaluation on clean images and on 15 corruptions at five severities, one resumable cell after the other.
+
+The folder of an evaluation holds ``settings.json``, what it is of; ``cells/``, the figures of each cell that is done;
+``predictions/``, where they were asked for; and ``robustness.json``, once all cells are done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from fastmoll.distributed import Process
+from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
+from fastmoll.metrics import ClassificationMetrics
+from fastmoll.output import bar, say, write_json
+from fastmoll.predictions import Recorder, read_predictions, write_predictions
+from fastmoll.scoring import check_count, figures, score
+
+Cell = tuple[str, int] | None
+"""A corruption and its severity; None: the clean images."""
+ALEXNET: Final = {
+    "gaussian_noise": 88.6428,
+    "shot_noise": 89.4468,
+    "impulse_noise": 92.2640,
+    "defocus_blur": 81.9880,
+    "glass_blur": 82.6268,
+    "motion_blur": 78.5948,
+    "zoom_blur": 79.8360,
+    "snow": 86.6816,
+    "frost": 82.6572,
+    "fog": 81.9324,
+    "brightness": 56.4592,
+    "contrast": 85.3204,
+    "elastic_transform": 64.6056,
+    "pixelate": 71.7840,
+    "jpeg_compression": 60.6500,
+}
+"""AlexNet's mean error over the severities of each corruption of ImageNet-C, %, as published with it."""
+_FORMAT: Final = 1
+_MEANS: Final = ("error", "nll", "ece", "ece_batch100")
+_CELL: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100", "count", "reliability")
+
+
+class CellLoader(Protocol):
+    """A loader of the images of a cell."""
+
+    num_samples: int
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]: ...
+
+
+def cell_name(cell: Cell) -> str:
+    """What a cell's files are called: ``"clean"``, ``"fog-3"``."""
+    return "clean" if cell is None else f"{cell[0]}-{cell[1]}"
+
+
+ALL: Final[tuple[Cell, ...]] = (None, *((name, severity) for name in CORRUPTIONS for severity in SEVERITIES))
+"""Every cell, the clean one first."""
+
+
+class Results:
+    """The folder of an evaluation.
+
+    Attributes:
+        out: The folder.
+        header: What `finish` writes about it besides figures.
+        evaluation: Digest of what the figures depend on.
+    """
+
+    def __init__(self, out: Path, header: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+        """Describe the evaluation; the folder isn't touched before `begin`.
+
+        Args:
+            out: The folder.
+            header: The keys of ``robustness.json`` that are no figures.
+            fingerprint: All that the figures depend on, by name.
+        """
+        self.out, self.header = out, dict(header)
+        self._fingerprint = json.loads(json.dumps(fingerprint))
+        text = json.dumps(self._fingerprint, sort_keys=True)
+        self.evaluation = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    @classmethod
+    def open(cls, out: Path) -> Results:
+        """The evaluation that a folder holds.
+
+        Raises:
+            ValueError: it holds none.
+        """
+        path = out / "settings.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return cls(out, content["header"], content["fingerprint"])
+        except FileNotFoundError as error:
+            raise ValueError(f"{out} holds no evaluation: there is no {path}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}") from error
+
+    def begin(self) -> None:
+        """Write down what the evaluation is of, or check it against the one that is there.
+
+        Raises:
+            ValueError: the folder holds one of something else; the message names the first difference.
+            OSError: it can't be written.
+        """
+        path = self.out / "settings.json"
+        if path.exists():
+            before, now = Results.open(self.out)._fingerprint, self._fingerprint
+            for name in sorted(before.keys() | now.keys()):
+                if before.get(name) != now.get(name):
+                    raise ValueError(
+                        f"--out: {self.out} holds an evaluation with another {name}: it was {before.get(name)} and is "
+                        f"now {now.get(name)}; choose another folder"
+                    )
+        (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        write_json(path, {"format": _FORMAT, "header": self.header, "fingerprint": self._fingerprint})
+
+    def read(self, cell: Cell) -> dict[str, Any] | None:
+        """The figures of a cell, None where it isn't done.
+
+        Raises:
+            ValueError: they are of another evaluation.
+        """
+        path = self._cell(cell)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found = {name: content[name] for name in _CELL}
+            evaluation = content["evaluation"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None  # not there, or damaged on the disk: to be done again
+        if evaluation != self.evaluation:
+            raise ValueError(f"{path} is of another evaluation than {self.out / 'settings.json'}")
+        return found
+
+    def write(self, cell: Cell, found: Mapping[str, Any]) -> None:
+        """Write the figures of a cell, in one piece.
+
+        Raises:
+            FloatingPointError: its NLL is not finite.
+            OSError: it can't be written.
+        """
+        if not math.isfinite(found["nll"]):
+            raise FloatingPointError(f"the NLL on {cell_name(cell)} is {found['nll']}")
+        write_json(self._cell(cell), {**{name: found[name] for name in _CELL}, "evaluation": self.evaluation})
+
+    def predictions(self, cell: Cell) -> Path:
+        """The file of the predictions of a cell."""
+        return self.out / "predictions" / f"{cell_name(cell)}.parquet"
+
+    def finish(self, environment: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Write ``robustness.json`` if all cells are done.
+
+        Args:
+            environment: Versions and device.
+
+        Returns:
+            Its content, or None.
+
+        Raises:
+            ValueError: a cell is of another evaluation.
+            OSError: it can't be written.
+        """
+        found = {cell: self.read(cell) for cell in ALL}
+        done = {cell: content for cell, content in found.items() if content is not None}
+        if len(done) < len(ALL):
+            return None
+        cells = {name: [done[name, severity] for severity in SEVERITIES] for name in CORRUPTIONS}
+        every = [content for row in cells.values() for content in row]
+        content = {
+            "format": _FORMAT,
+            **self.header,
+            "clean": done[None],
+            "cells": cells,
+            "corrupted": {metric: statistics.fmean(cell[metric] for cell in every) for metric in _MEANS},
+            "mce": mean_corruption_error(cells) if self.header["baseline"] else None,
+            "environment": {**environment, "precision": self._fingerprint.get("precision", "off")},
+        }
+        del content["baseline"]
+        write_json(self.out / "robustness.json", content)
+        return content
+
+    def _cell(self, cell: Cell) -> Path:
+        return self.out / "cells" / f"{cell_name(cell)}.json"
+
+
+def measure(
+    process: Process,
+    model: nn.Module,
+    results: Results,
+    cells: Sequence[Cell],
+    open_loader: Callable[[Cell], CellLoader],
+    *,
+    num_classes: int,
+    precision: str = "off",
+    channels_last: bool = False,
+    predictions: bool = False,
+) -> None:
+    """Do the cells that are not done yet; each is on the disk before the next one begins.
+
+    Args:
+        process: This process; rank 0 writes.
+        model: The network, equal on all processes.
+        results: Where the figures go, begun.
+        cells: Those wanted.
+        open_loader: Gives the loader of a cell, this process's share of it.
+        num_classes: Number of classes.
+        precision: As for `fastmoll.evaluate`.
+        channels_last: Likewise.
+        predictions: Save the predictions, too; a cell without them isn't done then.
+
+    Raises:
+        Stop: on all processes, for an error on one of them.
+    """
+    with process.agree():
+        todo = [cell for cell in cells if not _is_done(results, cell, predictions)] if process.main else []
+        if process.main and predictions:
+            (results.out / "predictions").mkdir(exist_ok=True)
+    todo = process.gather(todo)[0]
+    if len(todo) < len(cells):
+        say(process, f"{len(cells) - len(todo)} of {len(cells)} cells are done already in {results.out}")
+    if not todo:
+        return
+    with process.agree():
+        batches = len(todo) * len(open_loader(todo[0]))
+    with bar(range(0), process, "evaluation", batches) as progress:
+        for cell in todo:
+            progress.set_description(cell_name(cell))
+            recorder = Recorder() if predictions else None
+            metrics = ClassificationMetrics().to(process.device)
+            with process.agree():
+                loader = open_loader(cell)
+                score(
+                    model,
+                    _moving(loader, progress),
+                    metrics,
+                    num_classes=num_classes,
+                    precision=precision,
+                    channels_last=channels_last,
+                    on_batch=recorder,
+                )
+            found = figures(metrics)
+            parts = process.gather(recorder.take()) if recorder else []
+            with process.agree():
+                check_count(found["count"], loader.num_samples)
+                if process.main:
+                    if recorder:
+                        write_predictions(results.predictions(cell), parts, results.evaluation)
+                    results.write(cell, found)
+            line = f"error {found['error']:.2f} %, NLL {found['nll']:.4f}, ECE {found['ece']:.4f}"
+            say(process, f"{cell_name(cell)}: {line}")
+
+
+def rescore(process: Process, results: Results) -> None:
+    """Compute the figures of every cell again, from its predictions.
+
+    Raises:
+        ValueError: there are none of a cell that is done, they are damaged, or of another evaluation.
+        ImportError: pyarrow is missing.
+    """
+    saved = [cell for cell in ALL if results.predictions(cell).exists()]
+    lacking = [cell_name(cell) for cell in ALL if cell not in saved and results.read(cell) is not None]
+    if lacking or not saved:
+        names = f" of {', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}" if lacking else ""
+        raise ValueError(f"{results.out} has no predictions{names}: evaluate with --predictions first")
+    with bar(saved, process, "scoring", len(saved)) as cells:
+        for cell in cells:
+            metrics = ClassificationMetrics()
+            for part in read_predictions(results.predictions(cell), results.evaluation):
+                metrics.update(part.logits, part.labels, part.ids)
+            results.write(cell, figures(metrics))
+
+
+def mean_corruption_error(cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """mCE of ImageNet-C: each corruption's error over its severities, relative to AlexNet's; the mean of those, in %.
+
+    Args:
+        cells: For each corruption, its severities' figures, ``"error"`` among them.
+    """
+    ratios = [statistics.fmean(cell["error"] for cell in cells[name]) / ALEXNET[name] for name in CORRUPTIONS]
+    return {"value": 100 * statistics.fmean(ratios), "baseline": "AlexNet"}
+
+
+def has_baseline(classes: Sequence[str], size: int) -> bool:
+    """Whether AlexNet's errors are for such data: ImageNet's thousand classes, by their WordNet ids, at 224 pixels."""
+    return size == 224 and is_imagenet(classes)
+
+
+def is_imagenet(classes: Sequence[str]) -> bool:
+    """Whether these are ImageNet's thousand classes, as far as their names tell."""
+    return len(classes) == 1000 and all(len(x) == 9 and x[0] == "n" and x[1:].isdecimal() for x in classes)
+
+
+def label(header: Mapping[str, Any]) -> str:
+    """What stands beside every corrupted figure: ``"official"``, ``"generated (frost: made)"``."""
+    source, frost = header["source"], header["frost"]
+    return f"{source} (frost: {frost})" if frost else str(source)
+
+
+def table(results: Results) -> str:
+    """The figures of the cells that are done, as a table for reading."""
+    found = {cell: results.read(cell) for cell in ALL}
+    rows = []
+    if (clean := found[None]) is not None:
+        rows.append(_row("clean", [], [clean]))
+    done = []
+    for name in CORRUPTIONS:
+        row = [found[name, severity] for severity in SEVERITIES]
+        there = [cell for cell in row if cell is not None]
+        done += there
+        if there:
+            rows.append(_row(name, [None if cell is None else cell["error"] for cell in row], there))
+    heads = f"{'error, %':<18}" + "".join(f"{severity:>7}" for severity in SEVERITIES)
+    heads += "".join(f"{name:>10}" for name in ("mean", "NLL", "ECE", "ECE/100"))
+    line = "─" * len(heads)
+    lines = [f"{results.header['net']} on {results.header['data']}, corrupted images {label(results.header)}", line]
+    lines += [heads, *rows, line]
+    if done:
+        title = "corrupted" if len(done) == len(ALL) - 1 else f"{len(done)} of {len(ALL) - 1} cells"
+        lines += [_row(title, [], done), line]
+    if len(done) == len(ALL) - 1 and results.header["baseline"]:
+        cells = {name: [found[name, severity] or {} for severity in SEVERITIES] for name in CORRUPTIONS}
+        lines.append(
+            f"mCE {mean_corruption_error(cells)['value']:.2f} % (relative to AlexNet), {label(results.header)}"
+        )
+    return "\n".join(lines)
+
+
+def add_to_result(folder: Path, content: Mapping[str, Any]) -> bool:
+    """Add the corrupted error to the ``result.json`` of the trainer's run in ``folder``, where there is one.
+
+    Not if that was validated on another number of images; and an error on official images is not replaced by one on
+    generated images.
+
+    Args:
+        folder: The run's folder.
+        content: What `Results.finish` returned.
+
+    Returns:
+        Whether it was added.
+    """
+    path = folder / "result.json"
+    with suppress(OSError, ValueError):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(result, dict) and result.get("validation", {}).get("count") == content["count"]:
+            before = result.get("corrupted")
+            if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
+                return False
+            # The trainer's errors are fractions.
+            result["corrupted"] = {"error": content["corrupted"]["error"] / 100, "source": content["source"]}
+            write_json(path, result)
+            return True
+    return False
+
+
+def environment(process: Process) -> dict[str, Any]:
+    """Versions, device and number of processes."""
+    import torchvision
+
+    import fastmoll
+
+    cuda = process.device.type == "cuda"
+    return {
+        "fastmoll": fastmoll.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "device": torch.cuda.get_device_name(process.device) if cuda else process.device.type,
+        "world_size": process.world_size,
+    }
+
+
+def _moving(loader: CellLoader, progress: tqdm[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for batch in loader:
+        yield batch
+        progress.update()
+
+
+def _is_done(results: Results, cell: Cell, predictions: bool) -> bool:
+    return results.read(cell) is not None and (not predictions or results.predictions(cell).exists())
+
+
+def _row(title: str, errors: Sequence[float | None], cells: Sequence[Mapping[str, Any]]) -> str:
+    by_severity = "".join(f"{'–' if error is None else f'{error:.2f}':>7}" for error in errors) or " " * 7 * 5
+    mean = {metric: statistics.fmean(cell[metric] for cell in cells) for metric in _MEANS}
+    return (
+        f"{title:<18}{by_severity}{mean['error']:>10.2f}{mean['nll']:>10.4f}{mean['ece']:>10.4f}"
+        f"{mean['ece_batch100']:>10.4f}"
+    )

@@ -1,0 +1,161 @@
+"""Tests of fastmoll.checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import models
+
+from fastmoll.checkpoints import digest, find_checkpoint
+from fastmoll.pipelines import MEAN, STD
+from fastmoll.train.config import parse, parse_small, with_standardisation
+from fastmoll.weights import build_model
+
+
+def save(folder: Path, config: dict[str, Any], classes: list[str], small_stem: bool | None) -> Path:
+    """What a trainer leaves; its average is what counts."""
+    size = config["data"].get("size", 32)
+    average = build_model(config["model"]["name"], len(classes), size, small_stem=small_stem)
+    learner = {"model": {}, "ema": average.state_dict()}
+    content = {"format": 1, "config": config, "classes": classes, "world_size": 1, "learner": learner, "ranks": []}
+    folder.mkdir(exist_ok=True)
+    torch.save(content, folder / "checkpoint.pt")
+    torch.save(average.state_dict(), folder / "model.pt")
+    (folder / "config.json").write_text(json.dumps({**config, "resolved": {"device": "cpu"}}))
+    return folder
+
+
+def small(*arguments: str) -> dict[str, Any]:
+    config = parse_small(["--net", "resnet18", *arguments])
+    return with_standardisation(config, [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]).plain()
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "model.pt", ""])
+def test_every_file_of_a_run_brings_its_network_classes_and_training(tmp_path: Path, file: str) -> None:
+    config = small("--data", "cifar10", "--mollify", "--mollify.beta", "1", "3", "--run.seed", "5", "--optim.lr", "0.1")
+    save(tmp_path / "run", config, ["a", "b", "c"], None)
+    found = find_checkpoint(str(tmp_path / "run" / file))
+    assert (found.net, found.num_classes, found.classes, found.size) == ("resnet18", 3, ["a", "b", "c"], None)
+    assert found.standardisation == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6]) and found.folder == tmp_path / "run"
+    assert found.training == {
+        "augment": "fcr+trivial",
+        "mollify": True,
+        "seed": 5,
+        "settings": {"mollify.beta": [1.0, 3.0], "optim.lr": 0.1},
+    }
+    model = found.build(3, 32, True)
+    assert model.conv1.weight.shape[2:] == (3, 3)  # the form for small images
+    state = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert digest(model) != digest(found.build(3, 32, False))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_a_network_of_folders_keeps_its_stem_and_size(tmp_path: Path) -> None:
+    config = parse(["--recipe", "sample", "--data.size", "48", "--optim.epochs", "3"]).plain()
+    found = find_checkpoint(str(save(tmp_path, config, ["a", "b"], False)))
+    assert (found.net, found.size, found.standardisation) == ("resnet18", 48, (MEAN, STD))
+    assert found.training["settings"] == {"recipe": "sample", "data.size": 48, "optim.epochs": 3}
+    assert found.build(2, 48, True).conv1.weight.shape[2:] == (7, 7)
+
+
+def test_settings_that_do_nothing_are_not_told(tmp_path: Path) -> None:
+    config = small("--data", "digits", "--mollify.k-blur", "2", "--run.log-every", "7", "--data.path", "/x")
+    settings = find_checkpoint(str(save(tmp_path, config, ["a", "b"], None))).training["settings"]
+    assert settings == {}  # resnet18 is told as the network, and nothing is mollified
+
+
+def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:
+    torch.save(build_model("resnet18", 4, 64).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=r"^--net: .*w\.pt doesn't say of which network it is"):
+        find_checkpoint(str(tmp_path / "w.pt"))
+    with pytest.raises(ValueError, match="no classification model 'resnet19'"):
+        find_checkpoint(str(tmp_path / "w.pt"), "resnet19")
+    found = find_checkpoint(str(tmp_path / "w.pt"), "resnet18")
+    assert (found.net, found.num_classes, found.classes, found.config) == ("resnet18", None, None, {})
+    assert found.training == {"augment": None, "mollify": None, "seed": None, "settings": {}}
+    assert found.build(4, 64, True).fc.out_features == 4
+    with pytest.raises(ValueError, match=r"CHECKPOINT: .*fc\.weight is \(4, 512\) there and \(5, 512\) here"):
+        found.build(5, 64, True)
+
+
+def test_weights_of_torchvision_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = models.get_model_weights("squeezenet1_1").IMAGENET1K_V1
+    state = build_model("squeezenet1_1", 1000, 224, fresh=False).state_dict()
+    monkeypatch.setattr(type(weights), "get_state_dict", lambda *_, **__: state)
+    for name in ("torchvision:squeezenet1_1", "torchvision:squeezenet1_1:IMAGENET1K_V1"):
+        found = find_checkpoint(name)
+        assert (found.net, found.size, found.num_classes) == ("squeezenet1_1", 224, 1000)
+        assert [list(part) for part in found.standardisation or ()] == [[*MEAN], [*STD]]
+        assert found.folder == Path("runs") / "squeezenet1_1-IMAGENET1K_V1"
+    model = found.build(1000, 224, True)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="has 1000 classes, but x has 10"):
+        found.check_classes([str(number) for number in range(10)], "x")
+
+
+def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+    found = find_checkpoint("timm:vit_tiny_patch16_384.augreg_in21k_ft_in1k")
+    assert (found.size, found.num_classes) == (384, 1000)
+    assert [list(part) for part in found.standardisation or ()] == [[0.5] * 3] * 2
+    asked: list[Any] = []
+
+    def create(name: str, **options: Any) -> torch.nn.Module:
+        asked.append((name, options))
+        return torch.nn.Identity()
+
+    monkeypatch.setattr(timm, "create_model", create)
+    found.build(1000, 384, True)
+    options = {"pretrained": True, "num_classes": 1000, "img_size": 384}
+    assert asked == [("vit_tiny_patch16_384.augreg_in21k_ft_in1k", options)]
+
+    def refuse(name: str, **options: Any) -> torch.nn.Module:
+        raise RuntimeError("no network\nand advice")
+
+    monkeypatch.setattr(timm, "create_model", refuse)
+    with pytest.raises(ValueError, match=r"^CHECKPOINT: timm:vit_tiny\S+ can't be loaded: RuntimeError: no network$"):
+        found.build(1000, 384, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "net", "message"),
+    [
+        ("nowhere.pt", None, r"CHECKPOINT: nowhere\.pt is no file .*torchvision:NAME"),
+        ("torchvision:resnet51", None, "no classification model 'resnet51'; did you mean .*resnet50"),
+        ("torchvision:presnet50", None, "torchvision has no 'presnet50'"),
+        ("torchvision:resnet18:V9", None, "torchvision has no weights 'V9' of resnet18, only IMAGENET1K_V1"),
+        ("torchvision:resnet18", "resnet18", "--net: torchvision:resnet18 says its network itself, got 'resnet18'"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(name: str, net: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_checkpoint(name, net)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"half a file")
+    with pytest.raises(ValueError, match=r"^CHECKPOINT: .*checkpoint\.pt is damaged"):
+        find_checkpoint(str(path))
+    for content in ({"format": 1}, {"format": 1, "classes": ["a"], "config": {"model": {"name": "resnet18"}}}):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=r"^CHECKPOINT: .*is a damaged checkpoint"):
+            find_checkpoint(str(path))
+    with pytest.raises(ValueError, match=r"is a folder without model\.pt"):
+        find_checkpoint(str(tmp_path))
+
+
+def test_the_digest_is_that_of_names_and_values() -> None:
+    model = build_model("squeezenet1_1", 3, 64)
+    first = digest(model)
+    assert digest(model.to(memory_format=torch.channels_last)) == first
+    with torch.no_grad():
+        model.get_parameter("classifier.1.bias")[0] += 1e-6
+    assert digest(model) != first
+    assert digest(torch.nn.BatchNorm2d(2)) != digest(
+        torch.nn.InstanceNorm2d(2, affine=True, track_running_stats=True).half()
+    )

@@ -1,0 +1,360 @@
+"""Tests of ``fastmoll evaluate`` as it is run: resumed, on several processes, with bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes import CONTEXT
+
+from fastmoll.cli import main
+from fastmoll.corrupted_loader import CorruptedLoader
+from fastmoll.corruptions import CORRUPTIONS, corrupt
+from fastmoll.output import lock
+from fastmoll.pipelines.small import read_small
+from fastmoll.report_runs import read_run
+from fastmoll.scoring import evaluate
+from fastmoll.train.small_images import main as train
+from fastmoll.weights import build_model, load_weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(*arguments: object) -> int:
+    """The command in this process; its exit status."""
+    return main(["evaluate", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of noise around a colour, 16 pixels: 30 training images, 24 for validation."""
+    root = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+    for split, count in {"train": 30, "val": 24}.items():
+        labels = np.arange(count) % 3
+        images = generator.integers(0, 120, (count, 16, 16, 3), dtype=np.uint8)
+        images[np.arange(count), :, :, labels] += 100
+        np.save(root / f"{split}.npy", images)
+        np.save(root / f"{split}_labels.npy", labels)
+    return root
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """A set in the layout of CIFAR-C: brighter with the severity, by another amount for each corruption."""
+    root = tmp_path_factory.mktemp("official")
+    images = np.load(data / "val.npy").astype(np.int64)
+    for number, name in enumerate(CORRUPTIONS):
+        levels = [np.clip(images + (5 + number) * severity, 0, 255).astype(np.uint8) for severity in range(1, 6)]
+        np.save(root / f"{name}.npy", np.concatenate(levels))
+    np.save(root / "labels.npy", np.tile(np.load(data / "val_labels.npy"), 5))
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """Folder of a short run of the trainer."""
+    output = tmp_path_factory.mktemp("trained") / "run"
+    settings = ["--net", "shufflenet_v2_x0_5", "--augment", "none", "--mollify", "--optim.epochs", "20"]
+    settings += [
+        "--data.batch-size",
+        "10",
+        "--optim.lr",
+        "0.1",
+        "--run.seed",
+        "3",
+        "--run.device",
+        "cpu",
+        "--run.output",
+        str(output),
+    ]
+    assert train(["--data", str(data), *settings]) == 0
+    return output
+
+
+@pytest.fixture
+def mine(tmp_path: Path, trained: Path) -> Path:
+    """A copy of that folder, to be written to."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def network(folder: Path) -> torch.nn.Module:
+    model = build_model("shufflenet_v2_x0_5", 3, 16, small_stem=None)
+    load_weights(model, "shufflenet_v2_x0_5", str(folder / "checkpoint.pt"))
+    return model
+
+
+def cells(out: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in (out / "cells").iterdir()}
+
+
+def test_an_official_set_is_evaluated_and_its_results_say_of_what(
+    mine: Path, data: Path, official: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [mine / "checkpoint.pt", "--data", data, "--corrupted", f"official:{official}", "--device", "cpu"]
+    assert run(*arguments) == 0
+    printed = capsys.readouterr().out
+    found = read_run(mine)
+    assert found.path == mine / "robustness-official" / "robustness.json" and str(found.path) in printed
+    assert (found.source, found.frost, found.data, found.size, found.count) == ("official", None, data.name, 16, 24)
+    assert (found.net, found.augment, found.mollify, found.seed) == ("shufflenet_v2_x0_5", "none", True, 3)
+    assert found.settings == {"optim.epochs": 20, "optim.lr": 0.1, "data.batch_size": 10} and found.num_classes == 3
+    assert found.mce is None and found.environment["world_size"] == 1
+    assert len({cell.nll for row in found.cells.values() for cell in row}) > 50  # no network that sees nothing
+
+    # The cell's own images, standardised as in training, through the network of the checkpoint.
+    saved = json.loads((mine / "config.json").read_text())["data"]
+    mean, std = (torch.tensor(saved[name]).view(3, 1, 1) for name in ("mean", "std"))
+    images = torch.from_numpy(np.load(official / "fog.npy")[24 * 3 : 24 * 4]).permute(0, 3, 1, 2)
+    batch = ((images / 255 - mean) / std, torch.from_numpy(np.load(data / "val_labels.npy")))
+    theirs = evaluate(network(mine), [batch])
+    assert found.cells["fog"][3].error == theirs["error"]
+    assert found.cells["fog"][3].nll == pytest.approx(theirs["nll"], rel=1e-4)
+    validation = json.loads((mine / "result.json").read_text())
+    assert found.clean.error == pytest.approx(100 * validation["validation"]["error"])
+    added = {"error": found.corrupted["error"] / 100, "source": "official"}
+    assert validation["corrupted"] == pytest.approx(added)
+
+    # Nothing is done a second time.
+    before = {path: path.stat().st_mtime_ns for path in (mine / "robustness-official" / "cells").iterdir()}
+    assert run(mine / "model.pt", *arguments[1:]) == 0
+    assert "76 of 76 cells are done already" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+SOME = ["--corruptions", "fog", "gaussian_noise", "--severities", "2", "5", "--device", "cpu"]
+
+
+def test_generated_images_are_those_of_corrupt_and_some_cells_can_be_asked_for(
+    mine: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = [mine, "--data", data, "--corrupted", "generated", "--out", out, *SOME, "--seed", "4"]
+    assert run(*arguments, "--batch-size", "7", "--predictions") == 0
+    assert sorted(cells(out)) == ["clean", "fog-2", "fog-5", "gaussian_noise-2", "gaussian_noise-5"]
+    assert not (out / "robustness.json").exists() and "not all cells are done" in capsys.readouterr().out
+    images = read_small(data, "val")
+    noisy = corrupt(torch.from_numpy(images.images).permute(0, 3, 1, 2).contiguous(), "gaussian_noise", 5, seed=4)
+    saved = json.loads((mine / "config.json").read_text())["data"]
+    mean, std = (torch.tensor(saved[name]).view(3, 1, 1) for name in ("mean", "std"))
+    theirs = evaluate(network(mine), [((noisy / 255 - mean) / std, torch.from_numpy(images.labels))])
+    ours = cells(out)["gaussian_noise-5"]
+    assert ours["error"] == theirs["error"] and ours["nll"] == pytest.approx(theirs["nll"], rel=1e-4)
+
+    # Scored again, with neither the network nor the images.
+    before = cells(out)
+    (out / "cells" / "fog-2.json").unlink()
+    assert run("--rescore", out) == 0
+    after = cells(out)
+    for name, cell in before.items():
+        assert after[name].pop("reliability") is not None and cell.pop("reliability") is not None
+        assert after[name].pop("evaluation") == cell.pop("evaluation")
+        assert after[name] == pytest.approx(cell, rel=1e-6), name
+
+
+def rank_main(rank: int, world_size: int, port: int, arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    if world_size > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with open(os.devnull, "w") as sink, redirect_stdout(sink), redirect_stderr(sink):
+        code = run(*arguments)
+    sys.exit(code)
+
+
+def start(world_size: int, *arguments: object) -> list[Any]:
+    """The processes of an evaluation, as torchrun would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    texts = [str(argument) for argument in arguments]
+    ranks: list[Any] = [
+        CONTEXT.Process(target=rank_main, args=(rank, world_size, port, texts)) for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    return ranks
+
+
+def finish(ranks: list[Any]) -> list[int]:
+    for process in ranks:
+        process.join(timeout=200)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    return codes
+
+
+def test_a_killed_evaluation_of_three_processes_ends_with_the_figures_of_one(
+    tmp_path: Path, trained: Path, data: Path, official: Path
+) -> None:
+    arguments = [trained / "checkpoint.pt", "--data", data, "--corrupted", f"official:{official}", "--device", "cpu"]
+    assert run(*arguments, "--out", tmp_path / "whole") == 0
+    out = tmp_path / "killed"
+    # Five batches on three processes: 24 samples in shares of 8, by 5.
+    ranks = start(3, *arguments, "--out", out, "--batch-size", 5)
+    while len(list(out.glob("cells/*.json"))) < 4:
+        assert all(process.is_alive() for process in ranks)
+        time.sleep(0.002)
+    for process in ranks:
+        process.kill()
+        process.join()
+    assert not (out / "robustness.json").exists()
+    done = {path: path.stat().st_mtime_ns for path in out.glob("cells/*.json")}
+    assert 4 <= len(done) < 76
+    assert finish(start(3, *arguments, "--out", out, "--batch-size", 5)) == [0, 0, 0]
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    ours, theirs = cells(out), cells(tmp_path / "whole")
+    assert ours.keys() == theirs.keys() and len(ours) == 76
+    for name, cell in theirs.items():
+        for content in (ours[name], cell):
+            assert sum(row[0] for row in content.pop("reliability")) == 24
+        assert ours[name].pop("evaluation") == cell.pop("evaluation")
+        assert ours[name] == pytest.approx(cell, rel=1e-4, abs=1e-6), name
+    assert read_run(out).environment["world_size"] == 3
+
+
+def test_an_error_on_the_way_is_one_line_and_keeps_what_is_done(
+    tmp_path: Path, trained: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = CorruptedLoader.generated
+
+    def fail(data: Any, corruption: str | None = None, severity: int | None = None, **options: Any) -> Any:
+        if corruption == "fog":
+            raise OSError("the disk is gone")
+        return real(data, corruption, severity, **options)
+
+    monkeypatch.setattr(CorruptedLoader, "generated", fail)
+    arguments = [trained / "model.pt", "--data", data, "--corrupted", "generated", "--out", tmp_path / "out", *SOME]
+    assert run(*arguments) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert errors == ["error: the disk is gone"]
+    assert sorted(cells(tmp_path / "out")) == ["clean", "gaussian_noise-2", "gaussian_noise-5"]
+    monkeypatch.undo()
+    assert run(*arguments) == 0
+    assert "3 of 5 cells are done already" in capsys.readouterr().out
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line of an error of input."""
+    assert run(*arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--corrupted": "offical:x"}, "--corrupted must be generated or official:PATH, got 'offical:x'"),
+        ({"--corrupted": "official:"}, "--corrupted must be generated or official:PATH, got 'official:'"),
+        ({"--corrupted": "official:/nowhere"}, "there is no folder /nowhere"),
+        ({"--data": "cifra10"}, "did you mean cifar10"),
+        ({"--corruptions": "frog"}, "corruptions: there is no 'frog'; did you mean f"),
+        ({"--severities": "6"}, "severities must be 1 to 5, got 6"),
+        ({"--batch-size": "0"}, "--batch-size must be .*0"),
+        ({"--seed": "-1"}, "--seed must be .*-1"),
+        ({"--net": "resnet50"}, "--net: .* is of shufflenet_v2_x0_5, not of resnet50"),
+        ({"--size": "32"}, "has images of 16 x 16 pixels, not 32 x 32"),
+        ({"--out": "/proc/nowhere"}, "--out: /proc/nowhere can't be made"),
+        ({"--mean": ("0", "0", "0")}, "--mean and --std belong together"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(
+    tmp_path: Path, trained: Path, data: Path, capsys: pytest.CaptureFixture[str], change: Any, message: str
+) -> None:
+    options = {"--data": data, "--corrupted": "generated", "--out": tmp_path / "out", "--device": "cpu", **change}
+    words = [word for name, value in options.items() for word in (name, *(value if name == "--mean" else [value]))]
+    line = fails(capsys, trained / "checkpoint.pt", *words)
+    assert re.search(message, line), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_must_be_given_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "--data must be given" in fails(capsys, "x.pt")
+    assert "CHECKPOINT must be given" in fails(capsys, "--data", "digits", "--corrupted", "generated")
+    assert "--rescore needs nothing but its folder, got CHECKPOINT" in fails(capsys, "x.pt", "--rescore", tmp_path)
+    assert "holds no evaluation" in fails(capsys, "--rescore", tmp_path)
+
+
+def test_a_corrupted_set_that_is_not_whole_or_of_other_data_is_refused(
+    tmp_path: Path, trained: Path, data: Path, official: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in official.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "fog.npy").unlink()
+    common = [trained / "model.pt", "--out", tmp_path / "out", "--device", "cpu"]
+    arguments = [*common, "--data", data, "--corrupted", f"official:{tmp_path}"]
+    assert "fog.npy missing" in fails(capsys, *arguments)
+    np.save(tmp_path / "fog.npy", np.load(official / "fog.npy")[:-24])  # severity 5
+    assert "fog.npy has 96 images, but labels.npy has 120 labels" in fails(capsys, *arguments)
+    # Fewer clean images than there are in each cell.
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("val.npy", "val_labels.npy"):
+        np.save(other / name, np.load(data / name)[:21])
+    arguments = [*common, "--data", other, "--corrupted", f"official:{official}"]
+    assert "has 24 images of each kind, but" in fails(capsys, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_other_classes_or_another_order_is_refused(
+    tmp_path: Path, trained: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--corrupted", "generated", "--out", tmp_path / "out", "--device", "cpu"]
+    more = tmp_path / "more"
+    more.mkdir()
+    labels = np.arange(24) % 4
+    np.save(more / "val.npy", np.load(data / "val.npy"))
+    np.save(more / "val_labels.npy", labels)
+    message = fails(capsys, trained / "checkpoint.pt", "--data", more, *common)
+    assert re.search(r"checkpoint\.pt has 3 classes, but .*val\.npy has 4", message)
+    state = torch.load(trained / "checkpoint.pt", weights_only=True)
+    for classes, expected in (
+        (["1", "0", "2"], r"another order than .*: number 0 is '1' there and '0' here"),
+        (["cat", "1", "2"], r"other classes than .*: cat there, 0 here"),
+    ):
+        torch.save({**state, "classes": classes}, tmp_path / "checkpoint.pt")
+        assert re.search(expected, fails(capsys, tmp_path / "checkpoint.pt", "--data", data, *common))
+    # Bare weights tell by their head alone.
+    weights = build_model("shufflenet_v2_x0_5", 5, 16).state_dict()
+    torch.save(weights, tmp_path / "w.pt")
+    given = ["--data", data, *common, "--mean", 0.5, 0.5, 0.5, "--std", 0.2, 0.2, 0.2]
+    message = fails(capsys, tmp_path / "w.pt", "--net", "shufflenet_v2_x0_5", *given)
+    assert r"fc.weight is (5, 1024) there and (3, 1024) here" in message
+    assert "doesn't say of which network it is" in fails(capsys, tmp_path / "w.pt", *given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_in_use_or_of_another_evaluation_is_refused(
+    tmp_path: Path, trained: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["--data", data, "--corrupted", "generated", "--out", out, *SOME]
+    with lock(out, "--out"):
+        assert f"--out: {out} is in use by another run (process {os.getpid()} on" in fails(
+            capsys, trained / "model.pt", *arguments
+        )
+    assert run(trained / "model.pt", *arguments) == 0
+    capsys.readouterr()
+    before = cells(out)
+    assert "another corrupted set: it was generated (seed 0, frost" in fails(
+        capsys, trained / "model.pt", *arguments, "--seed", "1"
+    )
+    state = torch.load(trained / "model.pt", weights_only=True)
+    state["fc.bias"] += 1e-3
+    torch.save(state, tmp_path / "w.pt")
+    net = ["--net", "shufflenet_v2_x0_5", "--mean", 0, 0, 0, "--std", 1, 1, 1]
+    assert "with another checkpoint (digest of its weights)" in fails(capsys, tmp_path / "w.pt", *arguments, *net)
+    assert cells(out) == before

@@ -1,0 +1,95 @@
+"""Tests of fastmoll.predictions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastmoll.predictions import Predictions, Recorder, check_parquet, read_predictions, write_predictions
+
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def some(ids: list[int], classes: int = 3) -> Predictions:
+    generator = torch.Generator().manual_seed(sum(ids))
+    index = torch.tensor(ids, dtype=torch.int64)
+    return Predictions(index, index % classes, torch.randn(len(ids), classes, generator=generator))
+
+
+def test_predictions_of_all_ranks_come_back_in_the_order_of_the_samples(tmp_path: Path) -> None:
+    first, second = some([5, 1, 3]), some([4, 0, 2])
+    write_predictions(tmp_path / "p.parquet", [first, None, second], "this")
+    (found,) = read_predictions(tmp_path / "p.parquet", "this")
+    assert found.ids.tolist() == [0, 1, 2, 3, 4, 5] and found.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    whole = torch.cat([first.logits, second.logits])
+    assert torch.equal(found.logits, whole[torch.tensor([4, 1, 5, 2, 3, 0])])
+    assert os.listdir(tmp_path) == ["p.parquet"]
+
+
+def test_other_tools_read_columns_that_explain_themselves(tmp_path: Path) -> None:
+    write_predictions(tmp_path / "p.parquet", [some([0, 1])], "this")
+    table = parquet.read_table(tmp_path / "p.parquet")
+    assert {name: str(table.schema.field(name).type) for name in table.column_names} == {
+        "index": "int64",
+        "label": "int64",
+        "logits": "fixed_size_list<element: float>[3]",
+    }
+    np.testing.assert_array_equal(np.stack(table["logits"].to_numpy()), some([0, 1]).logits.numpy())
+
+
+def test_a_large_set_comes_in_portions(tmp_path: Path) -> None:
+    write_predictions(tmp_path / "p.parquet", [some(list(range(10_000)))], "this")
+    parts = list(read_predictions(tmp_path / "p.parquet"))
+    assert len(parts) > 1 and torch.equal(torch.cat([part.ids for part in parts]), torch.arange(10_000))
+    assert torch.equal(torch.cat([part.logits for part in parts]), some(list(range(10_000))).logits)
+
+
+def test_a_recorder_keeps_batches_in_float32_and_hands_them_out_once() -> None:
+    recorder = Recorder()
+    assert recorder.take() is None
+    logits = torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16)
+    for number in (4, 3):
+        recorder(logits * number, torch.tensor([1]), torch.tensor([number]))
+    found = recorder.take()
+    assert found is not None and found.ids.tolist() == [4, 3]
+    assert found.logits.dtype == torch.float32 and found.logits.tolist() == [[6, 8], [4.5, 6]]
+    assert recorder.take() is None
+    with pytest.raises(ValueError, match="index must be given"):
+        recorder(logits, torch.tensor([1]), None)
+
+
+def test_files_that_do_not_fit_are_named_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    with pytest.raises(ValueError, match=r"there are no predictions .*p\.parquet"):
+        read_predictions(path)
+    write_predictions(path, [some([0, 1])], "this")
+    with pytest.raises(ValueError, match=r"p\.parquet is of another evaluation"):
+        read_predictions(path, "that")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"p\.parquet is damaged, or no Parquet file"):
+        read_predictions(path)
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"index": [1]}), path)
+    with pytest.raises(ValueError, match=r"p\.parquet has no column label, logits"):
+        read_predictions(path)
+
+
+def test_a_full_disk_leaves_the_old_file_and_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    path.write_text("old")
+    (tmp_path / ".p.parquet.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"^/.*p\.parquet can't be written: No space left on device$"):
+        write_predictions(path, [some([0, 1])], "this")
+    assert (os.listdir(tmp_path), path.read_text()) == (["p.parquet"], "old")
+
+
+def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"pip install 'fastmoll\[report\]'"):
+        check_parquet()

@@ -1,0 +1,109 @@
+"""A report is written whole, replaces an earlier one, and refuses bad input before it touches one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_runs import fake_result, fake_runs, write_run
+
+from fastmoll import cli_report
+
+pytest.importorskip("matplotlib")
+
+from fastmoll.report import report
+
+
+def command(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    cli_report.add(parser.add_subparsers(dest="command", required=True))
+    return cli_report.run(parser.parse_args(["report", *map(str, words)]))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(x.relative_to(folder)): x.read_bytes() for x in sorted(folder.rglob("*")) if x.is_file()}
+
+
+def test_a_report_is_tables_figures_and_a_page_with_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = fake_runs(tmp_path / "runs", augments=("fcr",), count=40)
+    out = tmp_path / "out"
+    assert command(tmp_path / "runs", "-o", out) == 0
+    text = capsys.readouterr().out
+    written = files(out)
+    tables = {Path(name).stem for name in written if name.startswith("tables/")}
+    figures = {Path(name).stem for name in written if name.startswith("figures/")}
+    for name, endings in (("tables", ("md", "csv", "tex")), ("figures", ("png", "svg"))):
+        for stem in tables if name == "tables" else figures:
+            assert all(written[f"{name}/{stem}.{ending}"] for ending in endings)
+    assert {"benchmark", "error_of_each_corruption", "paper_check", "severity"} <= tables
+    assert f"{len(tables)} tables and {len(figures)} figures in {out}; the page is {out}/report.html\n" in text
+    assert "left out: Architectures: No two runs differ in their network alone.\n" in text
+    page = written["report.html"].decode()
+    for title in ("Benchmark", "Error of each corruption", "With minus without mollification", "Paper check"):
+        assert title in page
+    assert page.count("<img") == len(figures) and "generated (frost: made)" in page
+
+    # Another report in its place leaves nothing of this one, and the same runs give the same files.
+    again = report([runs[0]], out)
+    assert not (out / "tables" / "with_minus_without_mollification.md").exists()
+    assert again.page == out / "report.html" and "With minus without" not in again.page.read_text().split("left-out")[0]
+    report([tmp_path / "runs"], out)
+    assert files(out) == written
+
+
+def test_official_and_generated_runs_stand_side_by_side(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", fake_result(count=40))
+    write_run(run, fake_result(count=40, source="official"))
+    report([run], tmp_path / "out")
+    benchmark = (tmp_path / "out" / "tables" / "benchmark.md").read_text()
+    assert "| official " in benchmark and "| generated (frost: made) |" in benchmark
+
+
+def test_bad_input_is_named_and_leaves_an_earlier_report_as_it_was(tmp_path: Path) -> None:
+    good, bad, twin = (tmp_path / x for x in ("good", "bad", "twin"))
+    write_run(good, fake_result(count=40))
+    write_run(twin, fake_result(count=40))
+    content = fake_result(count=40, seed=1)
+    del content["cells"]["fog"]
+    write_run(bad, content)
+    out = tmp_path / "out"
+    report([good], out)
+    before = files(out)
+    for runs, message in (
+        ([good, bad], f"{bad}/robustness-generated/robustness.json: cells lacks fog"),
+        ([good, twin], "are one run twice"),
+        ([good, good], "are one run twice"),
+        ([tmp_path / "none"], "none: no such file or folder"),
+        ([], "runs must name at least one evaluation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            report(runs, out)
+    with pytest.raises(ValueError, match="missing"):
+        report([good], out, images=tmp_path / "missing")
+    assert files(out) == before
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", fake_result(count=40))
+    with pytest.raises(ValueError, match=r"out: .*run holds something else than a report \(robustness-generated\)"):
+        report([run], run)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"out: .*file is not a folder"):
+        report([run], tmp_path / "file")
+    assert [*files(run)] == ["robustness-generated/robustness.json"] and (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_command_is_known_without_loading_what_draws() -> None:
+    code = (
+        "import json, sys; import fastmoll, fastmoll.cli_report, fastmoll.report_tables\n"
+        "names = 'matplotlib', 'pyarrow', 'jinja2', 'triton', 'nvidia.dali', 'numba'\n"
+        "print(json.dumps([x for x in names if x in sys.modules]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout) == []

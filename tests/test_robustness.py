@@ -1,0 +1,265 @@
+"""Tests of fastmoll.robustness."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastmoll.distributed import Process, Stop
+from fastmoll.kernels.corruption_constants import CORRUPTIONS
+from fastmoll.report_runs import read_run
+from fastmoll.robustness import (
+    ALEXNET,
+    ALL,
+    Cell,
+    Results,
+    add_to_result,
+    cell_name,
+    has_baseline,
+    mean_corruption_error,
+    measure,
+    rescore,
+    table,
+)
+from fastmoll.scoring import evaluate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = Process(0, 1, torch.device("cpu"))
+HEADER: dict[str, Any] = {
+    "source": "official",
+    "frost": None,
+    "data": "noise",
+    "size": 2,
+    "num_classes": 3,
+    "net": "linear",
+    "augment": None,
+    "mollify": None,
+    "seed": None,
+    "settings": {},
+    "checkpoint": "w.pt",
+    "count": 120,
+    "baseline": False,
+}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+
+
+class Loader:
+    """Random images, other ones for each cell."""
+
+    num_samples = 120
+
+    def __init__(self, cell: Cell) -> None:
+        generator = torch.Generator().manual_seed(ALL.index(cell))
+        self.images = torch.randn(120, 3, 2, 2, generator=generator)
+        self.labels = torch.randint(3, (120,), generator=generator)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for rows in torch.arange(120).split(50):
+            yield self.images[rows], self.labels[rows], rows
+
+
+def begun(out: Path, **fingerprint: Any) -> Results:
+    out.mkdir(exist_ok=True)
+    results = Results(out, HEADER, {"checkpoint": "abc", **fingerprint})
+    results.begin()
+    return results
+
+
+def run(results: Results, cells: tuple[Cell, ...] = ALL, opened: list[Cell] | None = None, **options: Any) -> None:
+    def open_loader(cell: Cell) -> Loader:
+        if opened is not None:
+            opened.append(cell)
+        return Loader(cell)
+
+    measure(CPU, network(), results, cells, open_loader, num_classes=3, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished")
+    results = begun(out)
+    run(results, predictions=True)
+    assert results.finish({"device": "cpu"}) is not None
+    return out
+
+
+def test_every_cell_has_the_figures_of_its_images_and_reports_can_read_them(finished: Path) -> None:
+    found = read_run(finished)
+    assert (found.source, found.data, found.count, found.mce) == ("official", "noise", 120, None)
+    for cell in (None, ("gaussian_noise", 1), ("jpeg_compression", 5)):
+        ours = found.clean if cell is None else found.cells[cell[0]][cell[1] - 1]
+        theirs = evaluate(network(), Loader(cell))
+        assert [[*row] for row in ours.reliability] == theirs.pop("reliability")
+        assert {name: getattr(ours, name) for name in theirs} == theirs
+    means = [cell.error for row in found.cells.values() for cell in row]
+    assert found.corrupted["error"] == pytest.approx(sum(means) / 75, rel=1e-12)
+    assert len(os.listdir(finished / "cells")) == 76
+
+
+def test_an_interrupted_evaluation_loses_no_finished_cell_and_does_none_again(tmp_path: Path, finished: Path) -> None:
+    results = begun(tmp_path / "out")
+
+    def interrupt_third(cell: Cell) -> Loader:
+        if cell == ALL[2]:
+            raise KeyboardInterrupt
+        return Loader(cell)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(CPU, network(), results, ALL, interrupt_third, num_classes=3)
+    assert sorted(os.listdir(tmp_path / "out" / "cells")) == ["clean.json", "gaussian_noise-1.json"]
+    assert results.finish({}) is None and not (tmp_path / "out" / "robustness.json").exists()
+    # One is cut short as by a failing disk: it is not done.
+    (tmp_path / "out" / "cells" / "clean.json").write_text('{"error": 1')
+    opened: list[Cell] = []
+    results = begun(tmp_path / "out")
+    run(results, opened=opened)
+    assert opened == [None, None, *ALL[2:]]  # the first also to know how long it is
+    assert results.finish({"device": "cpu"}) == json.loads((finished / "robustness.json").read_text())
+    opened.clear()
+    run(results, opened=opened)
+    assert opened == []
+
+
+def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Path) -> None:
+    run(begun(tmp_path, seed=1), ALL[:2])
+    with pytest.raises(ValueError, match=r"with another seed: it was 1 and is now 2; choose another folder"):
+        begun(tmp_path, seed=2)
+    with pytest.raises(ValueError, match=r"with another precision: it was None and is now bf16"):
+        begun(tmp_path, seed=1, precision="bf16")
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"clean\.json is of another evaluation"):
+        begun(tmp_path, seed=2).read(None)
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"settings\.json is damaged"):
+        begun(tmp_path, seed=1)
+
+
+def test_figures_come_again_from_predictions_alone(tmp_path: Path, finished: Path) -> None:
+    for name in ("predictions", "settings.json"):
+        (tmp_path / name).symlink_to(finished / name)
+    (tmp_path / "cells").mkdir()
+    results = Results.open(tmp_path)
+    rescore(CPU, results)
+    again = results.finish({"device": "cpu"})
+    before = json.loads((finished / "robustness.json").read_text())
+    assert again is not None
+    for name, cells in {**before["cells"], "clean": [before["clean"]]}.items():
+        for ours, theirs in zip([again["clean"]] if name == "clean" else again["cells"][name], cells, strict=True):
+            rows = ours.pop("reliability"), theirs.pop("reliability")
+            torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-6, atol=0)
+            assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_rescoring_without_predictions_or_with_those_of_others_is_refused(tmp_path: Path, finished: Path) -> None:
+    run(begun(tmp_path / "out"), ALL[:2])
+    with pytest.raises(ValueError, match=r"has no predictions of clean, gaussian_noise-1: evaluate with --predictions"):
+        rescore(CPU, Results.open(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"holds no evaluation: there is no .*settings\.json"):
+        Results.open(tmp_path)
+    other = begun(tmp_path / "other", seed=5)
+    (tmp_path / "other" / "predictions").symlink_to(finished / "predictions")
+    with pytest.raises(ValueError, match=r"clean\.parquet is of another evaluation"):
+        rescore(CPU, other)
+
+
+def test_a_cell_without_predictions_is_done_again_where_they_are_wanted(tmp_path: Path) -> None:
+    run(begun(tmp_path), ALL[:3])
+    opened: list[Cell] = []
+    run(begun(tmp_path), ALL[:3], opened, predictions=True)
+    assert opened[1:] == list(ALL[:3])
+    assert sorted(os.listdir(tmp_path / "predictions"))[0] == "clean.parquet"
+
+
+def test_a_network_that_gives_no_numbers_leaves_no_figures(tmp_path: Path) -> None:
+    results = begun(tmp_path)
+    model = network()
+    with torch.no_grad():
+        model.get_parameter("1.bias")[0] = torch.nan
+    with pytest.raises(Stop, match="the NLL on clean is nan") as stopped:
+        measure(CPU, model, results, ALL, Loader, num_classes=3)
+    assert stopped.value.code == 1 and os.listdir(tmp_path / "cells") == []
+
+
+def test_a_loader_that_loses_a_sample_is_noticed(tmp_path: Path) -> None:
+    class Short(Loader):
+        num_samples = 121
+
+    with pytest.raises(RuntimeError, match="evaluated 120 images of 121"):
+        measure(CPU, network(), begun(tmp_path), ALL, Short, num_classes=3)
+
+
+def test_mce_is_the_mean_of_errors_relative_to_alexnets() -> None:
+    own = {name: [{"error": error}] * 5 for name, error in ALEXNET.items()}
+    assert mean_corruption_error(own) == {"value": pytest.approx(100, abs=1e-12), "baseline": "AlexNet"}
+    half = {name: [{"error": error + shift} for shift in (-2, -1, 0, 1, 2)] for name, error in ALEXNET.items()}
+    half["fog"] = [{"error": ALEXNET["fog"] / 2}] * 5
+    assert mean_corruption_error(half)["value"] == pytest.approx(100 * 14.5 / 15, abs=1e-9)
+    assert {*ALEXNET} == {*CORRUPTIONS}
+
+
+def test_alexnet_is_the_baseline_of_imagenet_alone() -> None:
+    classes = [f"n{number:08}" for number in range(1000)]
+    assert has_baseline(classes, 224)
+    assert not has_baseline(classes, 64) and not has_baseline(classes[:999], 224)
+    assert not has_baseline([str(number) for number in range(1000)], 224)
+
+
+def test_the_table_shows_every_severity_and_what_the_images_are(finished: Path, tmp_path: Path) -> None:
+    text = table(Results.open(finished))
+    content = json.loads((finished / "robustness.json").read_text())
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("fog")]
+    cells = content["cells"]["fog"]
+    assert row[1:6] == [f"{cell['error']:.2f}" for cell in cells]
+    assert row[6] == f"{sum(cell['error'] for cell in cells) / 5:.2f}"
+    (mean,) = [line.split() for line in text.splitlines() if line.startswith("corrupted")]
+    means = content["corrupted"]
+    assert mean[1:] == [f"{means['error']:.2f}", *(f"{means[x]:.4f}" for x in ("nll", "ece", "ece_batch100"))]
+    assert "corrupted images official" in text and "mCE" not in text
+    some = begun(tmp_path)
+    run(some, (None, ("fog", 2)))
+    assert "1 of 75 cells" in table(some) and "–" in table(some)
+
+
+def test_a_trainers_result_gets_the_corrupted_error_as_a_fraction(tmp_path: Path, finished: Path) -> None:
+    content = json.loads((finished / "robustness.json").read_text())
+    path = tmp_path / "result.json"
+    assert not add_to_result(tmp_path, content) and not path.exists()
+    result = {"validation": {"error": 0.5, "count": 120.0}, "steps": 3}
+    path.write_text(json.dumps(result))
+    assert add_to_result(tmp_path, content)
+    added = {"error": content["corrupted"]["error"] / 100, "source": "official"}
+    assert json.loads(path.read_text()) == {**result, "corrupted": added}
+    # Those of generated images don't replace it, nor do those of other data.
+    assert not add_to_result(tmp_path, {**content, "source": "generated"})
+    assert not add_to_result(tmp_path, {**content, "count": 7})
+    assert json.loads(path.read_text())["corrupted"] == added
+
+
+def test_the_names_of_cells_are_those_of_their_files() -> None:
+    assert [cell_name(cell) for cell in ALL[:3]] == ["clean", "gaussian_noise-1", "gaussian_noise-2"]
+    assert len({cell_name(cell) for cell in ALL}) == 76
+
+
+def test_mce_is_in_the_results_where_alexnet_is_the_baseline(tmp_path: Path, finished: Path) -> None:
+    (tmp_path / "cells").symlink_to(finished / "cells")
+    results = Results(tmp_path, {**HEADER, "baseline": True}, {"checkpoint": "abc"})
+    content = results.finish({})
+    assert content is not None and "baseline" not in content
+    assert content["mce"] == mean_corruption_error(content["cells"])
+    assert read_run(tmp_path).mce == content["mce"]
+    assert f"mCE {content['mce']['value']:.2f} % (relative to AlexNet), official" in table(results)
