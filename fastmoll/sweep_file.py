@@ -262,7 +262,7 @@ class _Sweep:
                 self.fail(table, f"{key}: {name} is given by the key {axis}", key)
             if name in _OWN:
                 self.fail(table, f"{key}: {name} is set by the sweep itself", name.rpartition(".")[2])
-        return flat
+        return options
 
     def runs(self, requests: Sequence[_Request]) -> list[Run]:
         """The runs, after the trainers have read their settings."""
