@@ -9,7 +9,8 @@ from itertools import combinations
 from typing import Any
 
 from fastmoll.report_figures_runs import MOLLIFY, Drawing, Line, network, over_seeds
-from fastmoll.report_runs import CLEAN, Group, settings_text
+from fastmoll.report_labels import settings_text
+from fastmoll.report_runs import CLEAN, Group
 from fastmoll.report_style import COLOURS, NothingToShowError, legend_below, panels
 
 

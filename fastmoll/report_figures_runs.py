@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
-from fastmoll.report_runs import CLEAN, Group, labels, settings_text
+from fastmoll.report_labels import labels, settings_text
+from fastmoll.report_runs import CLEAN, Group
 from fastmoll.report_style import (
     COLOURS,
     INK,
@@ -171,12 +172,9 @@ def radar(lines: Sequence[Line]) -> Drawing:
         place.tick_params("y", labelsize=7)
         place.set_ylim(0, top * 1.05)
         place.grid(color="#d0d0d0")
-        if len(shown) > 1:
-            place.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=1)
     for place in axes[len(shown) :]:
         place.set_visible(False)
-    if len(shown) == 1:
-        legend_below(canvas, axes[0])
+    legend_below(canvas, *axes[: len(shown)])
     more = f" {left_out} more have no panel." if left_out > 0 else ""
     return canvas, f"Error (%) under each corruption, mean over the five severities; one scale for all.{more}"
 

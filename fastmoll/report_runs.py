@@ -142,7 +142,8 @@ class Group:
                 raise ValueError(f"{run.path} and {self.run.path} differ in more than their seed")
             if run.seed in seen:
                 raise ValueError(
-                    f"{seen[run.seed].path} and {run.path} are one run twice: {run.data}, {run.net}, {training(run)}, "
+                    f"{seen[run.seed].path} and {run.path} are one run twice: {run.data}, {run.net}, {run.augment}, "
+                    f"mollify={run.mollify}, "
                     f"seed {run.seed}"
                 )
             seen[run.seed] = run
@@ -172,53 +173,16 @@ def group_seeds(runs: Iterable[RunResult]) -> list[Group]:
     return [Group(tuple(sorted(members, key=_seed))) for members in groups.values()]
 
 
-def labels(groups: Sequence[Group]) -> list[str]:
-    """A short name for each group, for legends: augmentation and mollification, and what else differs among them."""
-    parts = [_parts(group.run) for group in groups]
-    differing = {key for key in (parts[0] if parts else ()) if len({part[key] for part in parts}) > 1}
-    known = any(group.run.augment is not None or group.run.mollify is not None for group in groups)
-    shown = differing | ({"training"} if known else {"net"})
-    return [", ".join(text for key, text in part.items() if key in shown and text) for part in parts]
-
-
 def image_set(run: RunResult) -> str:
     """The label that every corrupted figure of a run carries: ``"official"``, ``"generated (frost: made)"``, ..."""
     return run.source if run.frost is None else f"{run.source} (frost: {run.frost})"
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings as text, ``"mollify.beta=1,3 optim.epochs=30"``."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, bool) or value is None:
-            return json.dumps(value)
-        return ",".join(map(text, value)) if isinstance(value, list | tuple) else str(value)
-
-    return " ".join(f"{name}={text(value)}" for name, value in sorted(settings.items()))
-
-
-def training(run: RunResult) -> str:
-    """Augmentation and mollification, ``"fcr+trivial + mollification"``; empty where neither is known."""
-    unknown = "mollification unknown" if run.augment else ""
-    mollify = {True: "mollification", False: "", None: unknown}[run.mollify]
-    return " + ".join(filter(None, (run.augment, mollify)))
-
-
-def _parts(run: RunResult) -> dict[str, str]:
-    return {
-        "data": run.data,
-        "size": f"{run.size} px",
-        "net": run.net,
-        "training": training(run),
-        "settings": settings_text(run.settings),
-        "checkpoint": "" if run.seed is not None else run.checkpoint,
-        "count": f"{run.count} images",
-        "set": image_set(run),
-    }
-
-
 def _key(run: RunResult) -> tuple[Any, ...]:
-    return (*_parts(run).values(), run.num_classes, run.augment, run.mollify)
+    weights = "" if run.seed is not None else run.checkpoint
+    settings = json.dumps(run.settings, sort_keys=True)
+    training = (run.augment, run.mollify, settings, weights)
+    return (run.data, run.size, run.num_classes, run.count, run.net, *training, image_set(run))
 
 
 def _seed(run: RunResult) -> int:

@@ -22,7 +22,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#333333", "#8c6d0
 """Told apart with any colour vision: Okabe and Ito's, without the yellow, too light for lines on white."""
 
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
-_ACROSS: Final = 92  # letters of a legend beside each other, at most
+_ACROSS: Final = 78  # letters of a legend beside each other, at most
 INK: Final = "#333333"
 MAP: Final = "viridis"
 
@@ -155,9 +155,10 @@ def panels(
     return canvas, list(axes.flat)
 
 
-def legend_below(canvas: Canvas, axes: Axes) -> None:
-    """One legend for all panels, below them, of what one of them shows; the figure grows by its height."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend_below(canvas: Canvas, *axes: Axes) -> None:
+    """One legend for all panels, below them, of what ``axes`` show; the figure grows by its height."""
+    found = {label: handle for place in axes for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    labels, handles = [*found], [*found.values()]
     if handles:
         columns = next(n for n in range(min(5, len(labels)), 0, -1) if n == 1 or _letters(labels, n) <= _ACROSS)
         width, height = canvas.get_size_inches()

@@ -8,7 +8,8 @@ from typing import Final
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
 from fastmoll.paper import PublishedCell, compare, paper_mollification, published
-from fastmoll.report_runs import CLEAN, Group, RunResult, Statistic, image_set, settings_text, statistic
+from fastmoll.report_labels import differing_settings, mollification, settings_text
+from fastmoll.report_runs import CLEAN, Group, RunResult, Statistic, image_set, statistic
 from fastmoll.report_style import words
 from fastmoll.report_table import Number, Table, Value
 
@@ -23,7 +24,6 @@ _HEADS: Final = {
 _SET: Final = "corrupted images"
 _SPREAD: Final = "± is the standard deviation over seeds (n − 1)."
 _MEAN: Final = "Corrupted: the plain mean over 15 corruptions and 5 severities."
-_ROLES: Final = {"noise": "noise alone", "blur": "blur alone"}
 
 
 def in_order(groups: Sequence[Group]) -> list[Group]:
@@ -246,16 +246,13 @@ def _kind(run: RunResult) -> str | None:
 def _identity(groups: Sequence[Group]) -> tuple[tuple[str, ...], list[tuple[Value, ...]]]:
     """Columns that say which group a row is, and their cells; the last two are the images and the number of seeds."""
 
-    def mollification(run: RunResult) -> str | None:
-        return None if run.mollify is None else _ROLES.get(_kind(run) or "", "yes") if run.mollify else "no"
-
     runs = [group.run for group in groups]
     always: dict[str, list[Value]] = {
         "data": [run.data for run in runs],
         "net": [run.net for run in runs],
         "augmentation": [run.augment for run in runs],
         "mollification": [mollification(run) for run in runs],
-        "settings": [settings_text(run.settings) or None for run in runs],
+        "settings": [text or None for text in differing_settings(groups)],
     }
     # These only where rows would be alike without them.
     more: dict[str, list[Value]] = {

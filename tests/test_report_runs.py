@@ -13,7 +13,8 @@ import pytest
 from fake_runs import NAMES, fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS
-from fastmoll.report_runs import Group, find_runs, group_seeds, labels, read_run
+from fastmoll.report_labels import labels
+from fastmoll.report_runs import Group, find_runs, group_seeds, read_run
 
 
 def write(folder: Path, **values: Any) -> Path:
@@ -218,3 +219,20 @@ def test_labels_say_what_differs(tmp_path: Path) -> None:
     ]
     foreign = [read_run(write(tmp_path / x, net=x, augment=None, mollify=None, seed=None)) for x in ("n1", "n2")]
     assert labels(group_seeds(foreign)) == ["n1", "n2"] and labels([]) == []
+
+
+def test_a_label_leaves_out_what_all_runs_share_and_names_a_single_role(tmp_path: Path) -> None:
+    shared = {"optim.epochs": 15}
+    trained = [
+        {"mollify": False, "settings": shared},
+        {"mollify": True, "settings": shared},
+        {"mollify": True, "settings": {**shared, "mollify.roles": [1.0, 1.0, 0.0]}},
+        {"mollify": True, "settings": {**shared, "mollify.beta": [1.0, 3.0]}},
+    ]
+    runs = [read_run(write(tmp_path / str(i), augment="fcr", **changes)) for i, changes in enumerate(trained)]
+    assert labels(group_seeds(runs)) == [
+        "fcr",
+        "fcr + mollification",
+        "fcr + noise alone",
+        "fcr + mollification, mollify.beta=1.0,3.0",
+    ]

@@ -1,0 +1,71 @@
+"""What reports call the runs that they show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fastmoll.paper import paper_mollification
+from fastmoll.report_runs import Group, RunResult, image_set
+
+_ALONE: Final = {"noise": "noise alone", "blur": "blur alone"}
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """A short name for each group, for legends: augmentation and mollification, and what else differs among them."""
+    parts = [_parts(group.run, text) for group, text in zip(groups, differing_settings(groups), strict=True)]
+    differing = {key for key in (parts[0] if parts else ()) if len({part[key] for part in parts}) > 1}
+    known = any(group.run.augment is not None or group.run.mollify is not None for group in groups)
+    shown = differing | ({"training"} if known else {"net"})
+    return [", ".join(text for key, text in part.items() if key in shown and text) for part in parts]
+
+
+def differing_settings(groups: Sequence[Group]) -> list[str]:
+    """`settings_text` of each group, of what the groups don't all share and `mollification` does not say."""
+    runs = [group.run for group in groups]
+    first = runs[0].settings if runs else {}
+    shared = {name for name in first if all(run.settings.get(name) == first[name] for run in runs)}
+    texts = []
+    for run in runs:
+        said = {"mollify.roles"} if mollification(run) in _ALONE.values() else set()
+        texts.append(settings_text({x: run.settings[x] for x in run.settings if x not in shared | said}))
+    return texts
+
+
+def mollification(run: RunResult) -> str | None:
+    """``"no"``, ``"yes"``, ``"noise alone"`` or ``"blur alone"``; None: unknown."""
+    if not run.mollify:
+        return None if run.mollify is None else "no"
+    return _ALONE.get(paper_mollification(run.mollify, run.settings) or "", "yes")
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings as text, ``"mollify.beta=1,3 optim.epochs=30"``."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, bool) or value is None:
+            return json.dumps(value)
+        return ",".join(map(text, value)) if isinstance(value, list | tuple) else str(value)
+
+    return " ".join(f"{name}={text(value)}" for name, value in sorted(settings.items()))
+
+
+def training(run: RunResult) -> str:
+    """Augmentation and mollification, ``"fcr+trivial + mollification"``; empty where neither is known."""
+    unknown = "mollification unknown" if run.augment else ""
+    mollify = {None: unknown, "no": "", "yes": "mollification"}.get(kind := mollification(run), kind)
+    return " + ".join(filter(None, (run.augment, mollify)))
+
+
+def _parts(run: RunResult, settings: str) -> dict[str, str]:
+    return {
+        "data": run.data,
+        "size": f"{run.size} px",
+        "net": run.net,
+        "training": training(run),
+        "settings": settings,
+        "checkpoint": "" if run.seed is not None else run.checkpoint,
+        "count": f"{run.count} images",
+        "set": image_set(run),
+    }
