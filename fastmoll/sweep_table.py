@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,9 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         figures = {"error": 100 * clean["error"], "nll": float(clean["nll"]), "ece": float(clean["ece"])}
         if corrupted:
             figures["corrupted"] = 100 * corrupted["error"]
+        for name, figure in figures.items():
+            if not math.isfinite(figure):
+                raise ValueError(f"{name} is {figure}")
         return {**figures, "corrupted_set": str(corrupted.get("source", ""))}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not the result of a run ({type(error).__name__}: {error})") from error

@@ -557,13 +557,14 @@ def test_the_table_alone_trains_nothing_and_a_filter_shortens_only_what_is_print
     assert {path.name for path in Path("runs/some").iterdir()} == {"table.md", "table.csv", *names(runs[:2])}
 
 
+@pytest.mark.parametrize("content", ["{}", '{"validation": {"error": 0.1, "nll": NaN, "ece": 0.1}}'])
 def test_a_result_that_is_none_is_an_error_before_training(
-    write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    content: str, write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = read_sweep(write(DIGITS))[0]
     folder = Path("runs/some") / run.name
     folder.mkdir(parents=True)
-    (folder / "result.json").write_text("{}")
+    (folder / "result.json").write_text(content)
     assert main(["sweep", "some.toml", "--device", "cpu"]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and f"error: {folder}/result.json is not the result of a run" in captured.err
