@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from fastmoll.kernels import corrupt_blur
+from fastmoll.kernels import corruption_job
 
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 _fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
@@ -23,7 +23,7 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 _ZERO, _TOP, _ROUND = np.float32(0.0), np.float32(255.0), np.float32(0.5)
-_NUDGE = np.float32(corrupt_blur.NUDGE)
+_NUDGE = np.float32(corruption_job.NUDGE)
 
 
 @_compiled

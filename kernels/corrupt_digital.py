@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from fastmoll.kernels import philox
-from fastmoll.kernels.corrupt_blur import in_threads, on, start, truncate
+from fastmoll.kernels.corruption_job import in_threads, on, start, truncate
 from fastmoll.kernels.jpeg_loss import jpeg_loss, quantisation
 
 # Words before those of the displacements.

@@ -12,12 +12,12 @@ from typing import Any
 import numba
 import numpy as np
 
-from fastmoll.kernels import corrupt_blur, corrupt_digital
+from fastmoll.kernels import corrupt_digital, corruption_job
 
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _ONE, _ZERO, _TOP = np.float32(1.0), np.float32(0.0), np.float32(255.0)
-_NUDGE = np.float32(corrupt_blur.NUDGE)
+_NUDGE = np.float32(corruption_job.NUDGE)
 _PRECISION = np.int32(corrupt_digital.PRECISION)
 _ROUND = np.int32(1 << corrupt_digital.PRECISION - 1)
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fastmoll.kernels import philox
-from fastmoll.kernels.corrupt_blur import start
+from fastmoll.kernels.corruption_job import start
 from fastmoll.kernels.image_ops import upload
 
 

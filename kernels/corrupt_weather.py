@@ -37,8 +37,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastmoll.kernels.corrupt_blur import blur_along, enlarged, in_threads, on, resample, start, truncate
+from fastmoll.kernels.corrupt_blur import blur_along, enlarged, resample
 from fastmoll.kernels.corruption_constants import published_size
+from fastmoll.kernels.corruption_job import in_threads, on, start, truncate
 from fastmoll.kernels.draw import uniform_double
 from fastmoll.kernels.frost_textures import VARIABLE, frost_source, frost_textures
 

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from fastmoll.kernels import corrupt_blur
+from fastmoll.kernels import corruption_job
 
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
@@ -22,7 +22,7 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)
-_NUDGE, _QUARTER = np.float32(corrupt_blur.NUDGE), np.float32(0.25)
+_NUDGE, _QUARTER = np.float32(corruption_job.NUDGE), np.float32(0.25)
 _RED, _GREEN, _BLUE = np.float32(0.299), np.float32(0.587), np.float32(0.114)
 _GLOW, _WHITE = np.float32(1.5), np.float32(127.5)
 _LEVEL, _UNIT = np.float32(1.0 / 255.0), np.float32(2.0**-31)

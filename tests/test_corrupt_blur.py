@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastmoll.corruptions import corrupt
-from fastmoll.kernels import corrupt_blur, corrupt_weather, philox
+from fastmoll.kernels import corrupt_blur, corrupt_weather, corruption_job, philox
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, cell, constants
 
 NAMES = GROUPS["blur"]
@@ -49,7 +49,7 @@ def photographs() -> Tensor:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain torch, as on a GPU, in place of compiled code."""
-    monkeypatch.setattr(corrupt_blur, "installed", lambda package: False)
+    monkeypatch.setattr(corruption_job, "installed", lambda package: False)
 
 
 def picture(height: int, width: int, seed: int = 0) -> Tensor:
@@ -168,7 +168,7 @@ def test_plain_torch_gives_the_compiled_picture(
     images[1, :, : height // 2] = 255
     index = torch.tensor([5, 2**47 + 3])
     compiled = [corrupt(images, name, severity, seed=2**63 + 1, index=index) for severity in range(1, 6)]
-    monkeypatch.setattr(corrupt_blur, "installed", lambda package: False)
+    monkeypatch.setattr(corruption_job, "installed", lambda package: False)
     for severity, found in enumerate(compiled, 1):
         difference = (found.int() - corrupt(images, name, severity, seed=2**63 + 1, index=index).int()).abs()
         assert difference.max() <= 1
@@ -179,8 +179,8 @@ def test_plain_torch_gives_the_compiled_picture(
 @pytest.mark.parametrize("backend", ["compiled", "plain"])
 def test_a_picture_depends_on_its_key_alone(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "plain":
-        monkeypatch.setattr(corrupt_blur, "installed", lambda package: False)
-        monkeypatch.setitem(corrupt_blur._PORTION, "cpu", 3 * 40 * 40)
+        monkeypatch.setattr(corruption_job, "installed", lambda package: False)
+        monkeypatch.setitem(corruption_job._PORTION, "cpu", 3 * 40 * 40)
     images = torch.cat([picture(40, 40, k) for k in range(8)])
     index = torch.arange(8) + 2**33
     whole = corrupt(images, name, 3, seed=4, index=index)

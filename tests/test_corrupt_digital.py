@@ -12,7 +12,7 @@ from PIL import Image
 from scipy import ndimage
 from torch import Tensor
 
-from fastmoll.kernels import corrupt_blur, corrupt_digital, philox
+from fastmoll.kernels import corrupt_digital, corruption_job, philox
 from fastmoll.kernels.checks import installed
 from fastmoll.kernels.corruption_constants import SEVERITIES, cell, constants
 from fastmoll.kernels.jpeg_loss import MATRIX, jpeg_loss, quantisation
@@ -33,7 +33,7 @@ PUBLISHED = {
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each of the two ways to compute."""
     if request.param == "torch":
-        monkeypatch.setattr(corrupt_blur, "installed", lambda package: False)
+        monkeypatch.setattr(corruption_job, "installed", lambda package: False)
     elif not installed("numba"):
         pytest.skip("numba is not installed")
     return str(request.param)
@@ -189,7 +189,7 @@ def test_points_on_a_line_still_give_a_picture(backend: str, monkeypatch: pytest
 def test_compiled_and_plain_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = images(100, 75)
     compiled = [corrupted(name, x, severity).astype(int) for severity in SEVERITIES]
-    monkeypatch.setattr(corrupt_blur, "installed", lambda package: False)
+    monkeypatch.setattr(corruption_job, "installed", lambda package: False)
     for severity, ours in zip(SEVERITIES, compiled, strict=True):
         apart = np.abs(ours - corrupted(name, x, severity))
         assert apart.max() <= (1 if name == "elastic_transform" else 0)

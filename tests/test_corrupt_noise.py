@@ -11,7 +11,7 @@ from photographs import figures, photographs
 from scipy import stats
 from torch import Tensor
 
-from fastmoll.kernels import corrupt_blur, corrupt_noise, philox
+from fastmoll.kernels import corrupt_noise, corruption_job, philox
 from fastmoll.kernels.checks import installed
 from fastmoll.kernels.corruption_constants import SEVERITIES, cell, constants
 
@@ -31,7 +31,7 @@ PUBLISHED = {
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each of the two ways to compute."""
     if request.param == "torch":
-        monkeypatch.setattr(corrupt_blur, "installed", lambda package: False)
+        monkeypatch.setattr(corruption_job, "installed", lambda package: False)
     elif not installed("numba"):
         pytest.skip("numba is not installed")
     return str(request.param)
@@ -112,7 +112,7 @@ def test_black_stays_black_under_shot_noise(backend: str) -> None:
 def test_compiled_and_plain_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = images(100, 75)
     compiled = [noise(name, x, severity).astype(int) for severity in SEVERITIES]
-    monkeypatch.setattr(corrupt_blur, "installed", lambda package: False)
+    monkeypatch.setattr(corruption_job, "installed", lambda package: False)
     for severity, ours in zip(SEVERITIES, compiled, strict=True):
         apart = np.abs(ours - noise(name, x, severity))
         assert apart.max() <= (1 if name == "gaussian_noise" else 0)

@@ -17,7 +17,7 @@ from scipy import ndimage, stats
 from torch import Tensor
 
 from fastmoll.corruptions import corrupt
-from fastmoll.kernels import corrupt_blur, corrupt_weather, frost_textures, philox
+from fastmoll.kernels import corrupt_weather, corruption_job, frost_textures, philox
 from fastmoll.kernels.corruption_constants import cell, constants
 
 Picture = np.ndarray[Any, np.dtype[np.float64]]
@@ -191,7 +191,7 @@ def test_backends_see_the_same_flakes(monkeypatch: pytest.MonkeyPatch) -> None:
     for severity in range(1, 6):
         compiled = corrupt(images, "snow", severity)
         with monkeypatch.context() as patch:
-            patch.setattr(corrupt_blur, "installed", lambda package: False)
+            patch.setattr(corruption_job, "installed", lambda package: False)
             assert (corrupt(images, "snow", severity).int() - compiled.int()).abs().max() <= 1
 
 
