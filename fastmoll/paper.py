@@ -18,6 +18,8 @@ from typing import Final, Literal
 MOLLIFY: Final = ("false", "true", "noise", "blur", "difference")
 """Without mollification, with noise and blur, with one of them alone; with minus without."""
 METRICS: Final = ("error", "nll", "ece")
+SIZES: Final = {"cifar10": 32, "cifar100": 32, "tinyimagenet": 64, "imagenet": 224}
+"""Side of the images of the paper's data sets, in pixels."""
 _NAMES: Final = ("table", "data", "net", "augment", "mollify", "metric", "images")
 
 
@@ -159,6 +161,16 @@ def paper_mollification(mollify: bool | None, settings: Mapping[str, object]) ->
     if clean <= 0 or any(pure):
         return None
     return {(1, 1): "true", (1, 0): "noise", (0, 1): "blur"}.get((noise / clean, blur / clean))
+
+
+def departs(settings: Mapping[str, object]) -> bool:
+    """Whether a run with these settings is none of the paper's, though its mollification, as far as it uses any, is.
+
+    Args:
+        settings: Settings that differ from the recipe, of a run that `paper_mollification` has a name for. Those of
+            mollification are in that name, or unused.
+    """
+    return any(not name.startswith("mollify.") for name in settings)
 
 
 @cache

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Final
 
+from fastmoll.output import replacing, write_json
 from fastmoll.report_figures import all_figures
 from fastmoll.report_page import write_page
 from fastmoll.report_runs import find_runs, group_seeds, read_run
@@ -15,8 +18,11 @@ from fastmoll.report_table import Table
 from fastmoll.report_tables import all_tables, in_order
 
 PAGE: Final = "report.html"
+LIST: Final = "report.json"
+"""Names the files of a report: what else is in its folder is not the report's to replace or to remove."""
 _TABLES: Final = "tables"
 _FIGURES: Final = "figures"
+_WRITER: Final = "fastmoll report"
 _ENDINGS: Final = {_TABLES: (".md", ".csv", ".tex"), _FIGURES: (".png", ".svg")}
 
 
@@ -38,14 +44,18 @@ class Report:
 def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | None = None) -> Report:
     """Write ``tables/*.md``, ``.csv`` and ``.tex``, ``figures/*.png`` and ``.svg``, and ``report.html`` with all of it.
 
+    ``report.json`` lists these files. In the folder of an earlier report the files that its list names are replaced or
+    removed; any other file stays.
+
     Args:
         runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report_runs.find_runs` takes it.
             Those that differ in their seed alone are averaged.
-        out: Folder to write into: a new or an empty one, or that of an earlier report, which is replaced.
+        out: Folder to write into: a new or an empty one, or that of an earlier report.
         images: The user's images, for the figures that need pictures.
 
     Raises:
-        ValueError: a run cannot be read or is there twice, ``images`` cannot be read, or ``out`` holds something else.
+        ValueError: a run cannot be read or is there twice, ``images`` cannot be read, or ``out`` holds something else
+            than a report, or another file where one of the report's would be.
         ImportError: Matplotlib is missing.
         OSError: ``out`` cannot be written.
     """
@@ -54,32 +64,77 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
         raise ValueError("runs must name at least one evaluation, got none")
     groups = in_order(group_seeds(read_run(path) for run in runs for path in find_runs(run)))
     folder = Path(out)
-    _check(folder)
-    # First, because it may find that the images cannot be read.
-    figures = all_figures(groups, folder / _FIGURES, images=images)
-    tables = all_tables(groups)
-    written = {file for figure in figures for file in (figure.png, figure.svg) if file is not None}
-    (folder / _TABLES).mkdir(parents=True, exist_ok=True)
-    for table in tables:
-        if table.rows:
-            for ending, text in zip(_ENDINGS[_TABLES], (table.markdown(), table.csv(), table.latex()), strict=True):
-                file = folder / _TABLES / f"{table.name}{ending}"
-                file.write_text(text, encoding="utf-8")
-                written.add(file)
-    write_page([table for table in tables if table.rows], figures, folder / PAGE)
-    # What an earlier report left may be of other runs.
-    for name, endings in _ENDINGS.items():
-        for file in (folder / name).iterdir():
-            if file.suffix in endings and file not in written:
-                file.unlink()
+    earlier = _listed(folder)
+    # Elsewhere first: what fails until all is drawn leaves an earlier report as it was.
+    with TemporaryDirectory(prefix="fastmoll-report-") as name:
+        made = Path(name)
+        figures = all_figures(groups, made / _FIGURES, images=images)
+        tables = all_tables(groups)
+        (made / _TABLES).mkdir()
+        for table in tables:
+            if table.rows:
+                for ending, text in zip(_ENDINGS[_TABLES], (table.markdown(), table.csv(), table.latex()), strict=True):
+                    (made / _TABLES / f"{table.name}{ending}").write_text(text, encoding="utf-8")
+        write_page(tables, figures, made / PAGE)
+        _install(made, folder, earlier)
+    figures = [
+        replace(
+            figure,
+            png=figure.png and folder / figure.png.relative_to(made),
+            svg=figure.svg and folder / figure.svg.relative_to(made),
+        )
+        for figure in figures
+    ]
     return Report(folder / PAGE, tables, figures)
 
 
-def _check(folder: Path) -> None:
-    """Refuse a folder that holds other things: a report's files would mix with them, or replace them."""
+def _install(made: Path, folder: Path, earlier: set[str]) -> None:
+    """Put a report's files in place and remove those of the earlier one that it has not."""
+    files = sorted(file.relative_to(made).as_posix() for file in made.rglob("*") if file.is_file())
+    for file in files:
+        if file not in earlier and (folder / file).exists():
+            raise ValueError(f"out: {folder / file} is no file of the earlier report; move it or choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    # The list comes first, so that one that is killed here can be made again.
+    _write_list(folder, earlier.union(files))
+    for file in files:
+        (folder / file).parent.mkdir(exist_ok=True)
+        with replacing(folder / file) as target:
+            target.write((made / file).read_bytes())
+    for file in earlier.difference(files):
+        (folder / file).unlink(missing_ok=True)
+    _write_list(folder, files)
+
+
+def _write_list(folder: Path, files: Iterable[str]) -> None:
+    write_json(folder / LIST, {"written_by": _WRITER, "files": sorted(files)})
+
+
+def _listed(folder: Path) -> set[str]:
+    """The files of the report that a folder holds; none where it is new or empty.
+
+    Raises:
+        ValueError: it holds something else, or is no folder.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out: {folder} is not a folder")
-    others = {item.name for item in folder.iterdir()} if folder.is_dir() else set()
-    others -= {PAGE, f"{PAGE}.part", *_ENDINGS}
-    if others:
-        raise ValueError(f"out: {folder} holds something else than a report ({min(others)}); choose another folder")
+    others = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
+    if not others:
+        return set()
+    place = folder / LIST
+    if not place.is_file():
+        raise ValueError(f"out: {folder} holds something else than a report ({others[0]}); choose another folder")
+    try:
+        content = json.loads(place.read_text(encoding="utf-8"))
+        known = content["written_by"] == _WRITER and all(map(_is_ours, content["files"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise ValueError(f"out: {place} is no list of a report's files; choose another folder")
+    return {*content["files"]}
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a report may write a file of that name: a list that was tampered with must not remove others."""
+    path = PurePosixPath(name)
+    return name == PAGE or (name == f"{path.parent}/{path.name}" and path.suffix in _ENDINGS.get(str(path.parent), ()))

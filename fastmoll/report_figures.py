@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastmoll import report_figures_method as method
 from fastmoll import report_figures_runs as of_runs
 from fastmoll.report_figures_ablations import ablations
+from fastmoll.report_labels import shared_settings
 from fastmoll.report_runs import Group, image_set
 from fastmoll.report_style import Figure, NothingToShowError, check_matplotlib, slug, style, write
 
@@ -62,12 +63,14 @@ def all_figures(groups: Sequence[Group], out: Path, *, images: str | Path | None
             where = f"{data} {size} px" if several else data
             for net, part in _parts(members, name):
                 lines = of_runs.make_lines(part[:_MOST], groups)
-                left_out = f" {len(part) - _MOST} more runs are left out." if len(part) > _MOST else ""
+                more = f" {len(part) - _MOST} more runs are left out." if len(part) > _MOST else ""
+                shared = shared_settings(part[:_MOST])
+                more += f" {shared}" if shared else ""
                 file = slug(name, where, source, *([net] if net else []))
                 while any(figure.name == file for figure in found):  # two names may differ in signs alone
                     file += "_2"
                 heading = f"{title}: {', '.join([where, *([net] if net else [])])}, {source} corruptions"
-                found.append(_figure(out, file, heading, partial(draw, lines), left_out))
+                found.append(_figure(out, file, heading, partial(draw, lines), more))
     if not groups:
         found += [Figure(name, title, "there are no runs", None, None) for name, (title, _) in _OF_RUNS.items()]
     betas = [beta for group in groups if (beta := _beta(group.run.settings.get("mollify.beta"))) is not None]

@@ -30,11 +30,11 @@ def ablations(lines: Sequence[Line]) -> Drawing:
             (COLOURS[1], (0, (4, 2)), "clean", CLEAN),
         ):
             statistics = [line.group.statistic("error", which) for line in members]
-            deviation = [x.deviation or 0.0 for x in statistics]
+            deviation = [math.nan if x.deviation is None else x.deviation for x in statistics]  # no bar where unknown
             place.errorbar(
                 range(len(members)),
                 [x.mean for x in statistics],
-                deviation if any(deviation) else None,
+                None if all(map(math.isnan, deviation)) else deviation,
                 color=colour,
                 linestyle=linestyle,
                 marker="o",
@@ -50,9 +50,8 @@ def ablations(lines: Sequence[Line]) -> Drawing:
     for place in axes[len(sweeps) :]:
         place.set_visible(False)
     legend_below(canvas, axes[0])
-    return canvas, (
-        f"Error against a setting that was varied with all others as they were. {over_seeds(lines, 'Bars')}"
-    ).strip()
+    bars = over_seeds([line for _, members in sweeps for line in members], "Bars")
+    return canvas, f"Error against a setting that was varied with all others as they were. {bars}".strip()
 
 
 Sweep = tuple[tuple[str, ...], list[Line]]

@@ -55,20 +55,17 @@ class Pictures:
         size: Height and width, pixels.
     """
 
-    def __init__(self, images: str | Path, size: int, *, limit: int | None = None) -> None:
-        """Read the images.
+    def __init__(self, images: str | Path, size: int) -> None:
+        """Read the images, so many that all figures take seconds.
 
         Args:
             images: Folder or data set, as for `read_images`.
             size: Height and width, pixels.
-            limit: At most so many images; by default so many that all figures take seconds.
 
         Raises:
             ValueError: As for `read_images`.
         """
-        if limit is None:
-            limit = max(32, min(256, 256 * 64**2 // size**2))
-        self.images = read_images(images, size, limit)
+        self.images = read_images(images, size, max(32, min(256, 256 * 64**2 // size**2)))
         self.size = size
 
     def corrupted(self, corruption: str, severity: int, count: int | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from fastmoll.report_style import (
     panels,
     words,
 )
+from fastmoll.report_tables import difference
 from fastmoll.report_tables import make_pairs as pair_groups
 
 if TYPE_CHECKING:
@@ -227,13 +228,11 @@ def differences(lines: Sequence[Line]) -> Drawing:
     canvas, (axes,) = panels(height=5.2)
     step = 0.7 / len(pairs)
     for number, (without, mollified) in enumerate(pairs):
-        before = [without.group.statistic("error", place) for _, place in rows]
-        after = [mollified.group.statistic("error", place) for _, place in rows]
-        change = [b.mean - a.mean for a, b in zip(before, after, strict=True)]
-        spread = [math.hypot(a.deviation or 0, b.deviation or 0) for a, b in zip(before, after, strict=True)]
+        change = [difference(without.group, mollified.group, "error", place) for _, place in rows]
+        spread = [x.deviation for x in change if x.deviation is not None]  # of all rows, or unknown
         height = np.arange(len(rows)) + (number - (len(pairs) - 1) / 2) * step
         look = mollified.look.line | {"linestyle": "none"}
-        axes.errorbar(change, height, xerr=spread if any(spread) else None, elinewidth=1, **look)
+        axes.errorbar([x.mean for x in change], height, xerr=spread or None, elinewidth=1, **look)
     edges = np.cumsum([1, *map(len, GROUPS.values())]) - 0.5
     for edge in edges:
         axes.axhline(edge, color="#b0b0b0", linewidth=0.8)
@@ -242,9 +241,10 @@ def differences(lines: Sequence[Line]) -> Drawing:
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="error with − without mollification, percentage points")
     axes.grid(axis="y", visible=False)
     legend_below(canvas, axes)
+    known = [mollified for without, mollified in pairs if min(len(x.group.runs) for x in (without, mollified)) > 1]
     return canvas, (
         "Change of the error by mollification, mean over severities; left of zero it helps. The last row is the mean "
-        f"over the 75 cells. {over_seeds([x for pair in pairs for x in pair], 'Bars', 'of the difference')}"
+        f"over the 75 cells. {over_seeds(known, 'Bars', 'of the difference, where both have several seeds')}"
     ).strip()
 
 

@@ -23,14 +23,22 @@ def labels(groups: Sequence[Group]) -> list[str]:
 
 def differing_settings(groups: Sequence[Group]) -> list[str]:
     """`settings_text` of each group, of what the groups don't all share and `mollification` does not say."""
-    runs = [group.run for group in groups]
-    first = runs[0].settings if runs else {}
-    shared = {name for name in first if all(run.settings.get(name) == first[name] for run in runs)}
-    texts = []
-    for run in runs:
-        said = {"mollify.roles"} if mollification(run) in _ALONE.values() else set()
-        texts.append(settings_text({x: run.settings[x] for x in run.settings if x not in shared | said}))
-    return texts
+    shared = _shared(groups)
+    return [
+        settings_text({x: value for x, value in run.settings.items() if x not in shared and x not in _said(run)})
+        for run in (group.run for group in groups)
+    ]
+
+
+def shared_settings(groups: Sequence[Group]) -> str:
+    """A sentence on what `differing_settings` leaves out since all share it, ``"All runs: optim.epochs=4."``.
+
+    Empty where there is none.
+    """
+    text = settings_text(
+        {x: y for x, y in _shared(groups).items() if not all(x in _said(group.run) for group in groups)}
+    )
+    return text and f"All runs: {text}."
 
 
 def mollification(run: RunResult) -> str | None:
@@ -56,6 +64,17 @@ def training(run: RunResult) -> str:
     unknown = "mollification unknown" if run.augment else ""
     mollify = {None: unknown, "no": "", "yes": "mollification"}.get(kind := mollification(run), kind)
     return " + ".join(filter(None, (run.augment, mollify)))
+
+
+def _shared(groups: Sequence[Group]) -> dict[str, Any]:
+    every = [group.run.settings for group in groups]
+    first = every[0] if every else {}
+    return {x: value for x, value in first.items() if all(x in other and other[x] == value for other in every)}
+
+
+def _said(run: RunResult) -> tuple[str, ...]:
+    """Settings that `mollification` says."""
+    return ("mollify.roles",) if mollification(run) in _ALONE.values() else ()
 
 
 def _parts(run: RunResult, settings: str) -> dict[str, str]:

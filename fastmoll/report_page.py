@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
-import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -12,16 +10,15 @@ from typing import Any, Final
 
 from PIL import Image
 
-from fastmoll.report_style import Figure, listed
+from fastmoll.output import replacing
+from fastmoll.report_style import Figure, listed, slug
 from fastmoll.report_table import NONE, Table, as_text
 
 _UPRIGHT: Final = 115  # letters that a table may be wide on an upright page; others are printed across
 _DOTS_PER_PIXEL: Final = 1.6  # figures are written at 160 dots an inch, a page has 96 pixels an inch
 
 
-def write_page(
-    tables: Sequence[Table], figures: Sequence[Figure], path: Path, *, title: str = "fastmoll report"
-) -> None:
+def write_page(tables: Sequence[Table], figures: Sequence[Figure], path: Path) -> None:
     """Write the page.
 
     It loads nothing: styles, a script of its own that sorts the tables, and all figures are in it, and its content
@@ -32,9 +29,15 @@ def write_page(
         figures: Figures, in their order. Those without files, and tables without rows, are listed at the end with
             the reason.
         path: File to write; it is replaced in one piece.
-        title: Heading.
+
+    Raises:
+        ImportError: Jinja is missing.
+        OSError: ``path`` cannot be written.
     """
-    from jinja2 import Environment, StrictUndefined
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise ImportError("the page needs Jinja: pip install 'fastmoll[report]'") from error
 
     shown = [figure for figure in figures if figure.svg is not None]
     left_out = [(table.title, table.note) for table in tables if not table.rows]
@@ -45,16 +48,14 @@ def write_page(
     template = resources.files("fastmoll").joinpath("report_page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     text = environment.from_string(template).render(
-        title=title,
         summary=_summary(len(table_items), len(shown), len(left_out)),
         contents=[("Tables", "tables", table_items), ("Figures", "figures", figure_items)],
         tables=table_items,
         figures=figure_items,
         left_out=left_out,
     )
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 class _Anchors:
@@ -64,7 +65,7 @@ class _Anchors:
         self._seen: set[str] = {"tables", "figures", "contents", "content", "left-out"}
 
     def new(self, title: str) -> str:
-        base = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
+        base = slug(title) or "part"
         name, number = base, 2
         while name in self._seen:
             name, number = f"{base}-{number}", number + 1

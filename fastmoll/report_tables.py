@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
-from fastmoll.paper import PublishedCell, compare, paper_mollification, published
-from fastmoll.report_labels import differing_settings, mollification, settings_text
+from fastmoll.paper import SIZES, PublishedCell, compare, departs, paper_mollification, published
+from fastmoll.report_labels import differing_settings, mollification, settings_text, shared_settings
 from fastmoll.report_runs import CLEAN, Group, RunResult, Statistic, image_set, statistic
 from fastmoll.report_style import words
 from fastmoll.report_table import Number, Table, Value
@@ -62,6 +62,25 @@ def make_pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
 
     without = {key(group): group for group in groups if group.run.mollify is False}
     return [(without[key(x)], x) for x in groups if x.run.mollify and key(x) in without]
+
+
+def difference(without: Group, mollified: Group, metric: str, place: str | None) -> Statistic:
+    """A figure with mollification minus that without, of independent runs.
+
+    Args:
+        without: Runs without mollification.
+        mollified: Runs with it.
+        metric: One of :data:`fastmoll.report_runs.METRICS`.
+        place: A corruption, a group of them, ``"clean"``, or None: all cells.
+
+    Returns:
+        The difference of the means, its standard deviation (None unless both have one), and the lower number of runs.
+    """
+    before, after = without.statistic(metric, place), mollified.statistic(metric, place)
+    deviation = None
+    if before.deviation is not None and after.deviation is not None:
+        deviation = math.hypot(before.deviation, after.deviation)
+    return Statistic(after.mean - before.mean, deviation, min(before.count, after.count))
 
 
 def benchmark(groups: Sequence[Group]) -> Table:
@@ -135,9 +154,7 @@ def severities(groups: Sequence[Group]) -> Table:
         for metric in ("error", "nll", "ece")
     ]
     heads = (*columns, "metric", CLEAN, *(f"severity {severity}" for severity in SEVERITIES))
-    return Table(
-        "Severity", f"The mean over 15 corruptions at each severity. {_spread(groups)}".strip(), heads, tuple(rows)
-    )
+    return Table("Severity", _note("The mean over 15 corruptions at each severity.", groups), heads, tuple(rows))
 
 
 def differences(groups: Sequence[Group]) -> Table:
@@ -148,19 +165,18 @@ def differences(groups: Sequence[Group]) -> Table:
         return _empty(title, "No two runs differ in mollification alone.")
     columns, keys = _identity([mollified for _, mollified in pairs])
     places: list[tuple[str, str | None]] = [(CLEAN, CLEAN), *((words(x), x) for x in CORRUPTIONS), ("mean", None)]
-    rows = [
-        (*key, *(Number.of(_difference(*pair, "error", place), 1, signed=True) for _, place in places))
-        for pair, key in zip(pairs, keys, strict=True)
-    ]
+    found = [[difference(*pair, "error", place) for _, place in places] for pair in pairs]
+    rows = [(*key, *(Number.of(x, 1, signed=True) for x in row)) for row, key in zip(found, keys, strict=True)]
     note = "Difference of the error, in percentage points; below zero mollification helps."
-    if any(len(group.runs) > 1 for pair in pairs for group in pair):
+    if any(x.deviation is not None for row in found for x in row):
         note += " ± is the standard deviation of the difference of independent runs, from that over seeds of both."
-    return Table(title, note, (*columns, *(head for head, _ in places)), tuple(rows))
+    shared = shared_settings([group for pair in pairs for group in pair])
+    return Table(title, f"{note} {shared}".strip(), (*columns, *(head for head, _ in places)), tuple(rows))
 
 
 def every_run(groups: Sequence[Group]) -> Table:
     """The figures of each seed."""
-    columns, keys = _identity(groups)
+    columns, keys = _identity(groups, whole=True)
     metrics = ("error", "nll", "ece", "ece_adaptive", "ece_batch100")
     heads = [f"{where} {_HEADS[metric]}" for metric in metrics for where in ("clean", "corrupted")]
     rows = [
@@ -173,13 +189,14 @@ def every_run(groups: Sequence[Group]) -> Table:
         for group, key in zip(groups, keys, strict=True)
         for run in group.runs
     ]
-    return Table("Every run", f"One row a seed. {_MEAN}", (*columns[:-1], "seed", *heads, "weights"), tuple(rows))
+    note = f"One row a seed. {_MEAN} {shared_settings(groups)}".strip()
+    return Table("Every run", note, (*columns[:-1], "seed", *heads, "weights"), tuple(rows))
 
 
 def paper_check(groups: Sequence[Group]) -> Table:
     """What the paper prints beside what was measured."""
     title = "Paper check"
-    columns, keys = _identity(groups)
+    columns, keys = _identity(groups, whole=True)
     place = {id(group): key for group, key in zip(groups, keys, strict=True)}
     found: list[tuple[Group, PublishedCell, Statistic]] = []
     for group in groups:
@@ -187,7 +204,7 @@ def paper_check(groups: Sequence[Group]) -> Table:
     for without, mollified in make_pairs(groups):
         if "true" == _kind(mollified.run):
             found += [
-                (mollified, cell, _difference(without, mollified, cell.metric, _place(cell)))
+                (mollified, cell, difference(without, mollified, cell.metric, _place(cell)))
                 for cell in _published(mollified, "difference")
             ]
     rows: list[tuple[Value, ...]] = []
@@ -207,20 +224,39 @@ def paper_check(groups: Sequence[Group]) -> Table:
                 Number(result.difference, None, digits + 1, signed=True),
                 None if result.within is None else "yes" if result.within else "no",
                 result.deviation,
+                "other settings" if departs(group.run.settings) else "the recipe",
             )
         )
-        outcomes.append(result.within)
-    heads = ("table", "metric", "images", "measured", "published", "difference", "within 2 sd", "whose sd")
-    if not rows:
-        return _empty(title, "The paper has no figures of these data sets, networks and augmentations.")
-    note = (
-        f"{outcomes.count(True)} of {len(rows)} figures are within two standard deviations of the published ones, "
-        f"{outcomes.count(False)} are not; {outcomes.count(None)} have no standard deviation to tell with. It is the "
-        "paper's where it prints one, else the measured one; half a unit of the last printed digit is allowed besides. "
-        "The paper's corrupted images are the official ones. Its ECE is a mean over batches of 100, and so is the "
-        "measured one here. clean+corrupted is the mean that table 2 prints, over clean images and the 15 corruptions."
+        if not departs(group.run.settings):
+            outcomes.append(result.within)
+    heads = (
+        "table",
+        "metric",
+        "images",
+        "measured",
+        "published",
+        "difference",
+        "within 2 sd",
+        "whose sd",
+        "trained with",
     )
-    return Table(title, note, (*columns, *heads), tuple(rows))
+    if not rows:
+        return _empty(title, "The paper has no figures of these data sets, sizes, networks and augmentations.")
+    notes = []
+    if outcomes:
+        notes.append(
+            f"{outcomes.count(True)} of {len(outcomes)} figures are within two standard deviations of the published "
+            f"ones, {outcomes.count(False)} are not; {outcomes.count(None)} have no standard deviation to tell with."
+        )
+    if other := len(rows) - len(outcomes):
+        notes.append(f"{other} figures{' more' * bool(outcomes)} are of runs with other settings than the paper's.")
+    notes.append(
+        "The standard deviation is the paper's where it prints one, else the measured one; half a unit of the last "
+        "printed digit is allowed besides. The paper's corrupted images are the official ones. Its ECE is a mean over "
+        "batches of 100, and so is the measured one here. clean+corrupted is the mean that table 2 prints, over clean "
+        f"images and the 15 corruptions. {shared_settings(groups)}"
+    )
+    return Table(title, " ".join(notes).strip(), (*columns, *heads), tuple(rows))
 
 
 _TABLES: Final[tuple[Callable[[Sequence[Group]], Table], ...]] = (
@@ -243,16 +279,19 @@ def _kind(run: RunResult) -> str | None:
     return paper_mollification(run.mollify, run.settings)
 
 
-def _identity(groups: Sequence[Group]) -> tuple[tuple[str, ...], list[tuple[Value, ...]]]:
-    """Columns that say which group a row is, and their cells; the last two are the images and the number of seeds."""
+def _identity(groups: Sequence[Group], whole: bool = False) -> tuple[tuple[str, ...], list[tuple[Value, ...]]]:
+    """Columns that say which group a row is, and their cells; the last two are the images and the number of seeds.
 
+    Settings are those that the groups do not all share, or the `whole` of them.
+    """
     runs = [group.run for group in groups]
+    settings = [settings_text(run.settings) for run in runs] if whole else differing_settings(groups)
     always: dict[str, list[Value]] = {
         "data": [run.data for run in runs],
         "net": [run.net for run in runs],
         "augmentation": [run.augment for run in runs],
         "mollification": [mollification(run) for run in runs],
-        "settings": [text or None for text in differing_settings(groups)],
+        "settings": [text or None for text in settings],
     }
     # These only where rows would be alike without them.
     more: dict[str, list[Value]] = {
@@ -285,7 +324,7 @@ def _clean_and_corrupted(title: str, groups: Sequence[Group], metrics: Sequence[
             heads.append(f"mCE ({baseline}), %")
             rows = [(*row, _mce(group, baseline)) for row, group in zip(rows, groups, strict=True)]
         note += " mCE: each corruption's error relative to the baseline's, averaged over the 15."
-    return Table(title, f"{note} {_spread(groups)}".strip(), (*columns, *heads), tuple(rows))
+    return Table(title, _note(note, groups), (*columns, *heads), tuple(rows))
 
 
 def _mce(group: Group, baseline: str) -> Number | None:
@@ -300,27 +339,22 @@ def _over_places(title: str, groups: Sequence[Group], places: Sequence[tuple[str
         (*key, *(Number.of(group.statistic("error", place), 1) for _, place in every))
         for group, key in zip(groups, keys, strict=True)
     ]
-    return Table(title, f"{note} {_spread(groups)}".strip(), (*columns, *(head for head, _ in every)), tuple(rows))
+    return Table(title, _note(note, groups), (*columns, *(head for head, _ in every)), tuple(rows))
 
 
 def _empty(title: str, reason: str) -> Table:
     return Table(title, reason, (), ())
 
 
-def _spread(groups: Sequence[Group]) -> str:
-    return _SPREAD if any(len(group.runs) > 1 for group in groups) else ""
-
-
-def _difference(without: Group, mollified: Group, metric: str, place: str | None) -> Statistic:
-    before, after = without.statistic(metric, place), mollified.statistic(metric, place)
-    known = before.deviation is not None and after.deviation is not None
-    deviation = math.hypot(before.deviation or 0, after.deviation or 0) if known else None
-    return Statistic(after.mean - before.mean, deviation, min(before.count, after.count))
+def _note(text: str, groups: Sequence[Group]) -> str:
+    spread = _SPREAD if any(len(group.runs) > 1 for group in groups) else ""
+    return " ".join(filter(None, (text, spread, shared_settings(groups))))
 
 
 def _published(group: Group, mollify: str | None = None) -> list[PublishedCell]:
     run, kind = group.run, mollify or _kind(group.run)
-    if run.augment is None or kind is None:
+    # The same classes at another size are another data set.
+    if run.augment is None or kind is None or run.size != SIZES.get(run.data.lower()):
         return []
     return published(data=run.data, net=run.net, augment=run.augment, mollify=kind)
 

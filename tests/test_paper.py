@@ -9,7 +9,7 @@ import pytest
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.models import check_model_name
-from fastmoll.paper import PublishedCell, compare, paper_mollification, published
+from fastmoll.paper import SIZES, PublishedCell, compare, departs, paper_mollification, published
 
 
 def one(**names: str) -> PublishedCell:
@@ -124,6 +124,21 @@ def test_the_tables_agree_where_they_print_the_same_runs() -> None:
         columns = [x for x in published(table="2", data=data, mollify=mollify) if x.images in CORRUPTIONS]
         of_75 = one(table="1", data=data, augment="fcr+trivial", mollify=mollify, metric="error", images="corrupted")
         assert abs(sum(x.value for x in columns) / 15 - of_75.value) <= of_75.rounding + rounding(columns)
+
+
+def test_every_data_set_has_its_size() -> None:
+    assert {x.data for x in published()} == {*SIZES}
+    assert (SIZES["cifar10"], SIZES["tinyimagenet"], SIZES["imagenet"]) == (32, 64, 224)
+
+
+@pytest.mark.parametrize(
+    ("settings", "other"),
+    [({}, False), ({"mollify.roles": [1, 1, 0]}, False), ({"optim.epochs": 4}, True), ({"optim.clip": None}, True)],
+)
+def test_a_run_departs_from_the_paper_with_any_setting_but_mollifications(
+    settings: dict[str, object], other: bool
+) -> None:
+    assert departs(settings) is other
 
 
 def test_a_look_up_names_what_the_paper_does_not_have() -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_runs import fake_result, fake_runs, write_run
+from PIL import Image
 
 from fastmoll import cli_report
+from fastmoll import report as report_module
 
 pytest.importorskip("matplotlib")
 
 from fastmoll.report import report
+from fastmoll.report_runs import Group
+from fastmoll.report_style import Figure
 
 
 def command(*words: object) -> int:
@@ -26,6 +34,19 @@ def command(*words: object) -> int:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(x.relative_to(folder)): x.read_bytes() for x in sorted(folder.rglob("*")) if x.is_file()}
+
+
+@pytest.fixture
+def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports with one small figure: drawing all takes seconds."""
+
+    def draw(groups: Sequence[Group], out: Path, *, images: object = None) -> list[Figure]:
+        out.mkdir()
+        Image.new("RGB", (16, 16)).save(out / "one.png")
+        (out / "one.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+        return [Figure("one", "One", "It.", out / "one.png", out / "one.svg"), Figure("no", "No", "none", None, None)]
+
+    monkeypatch.setattr(report_module, "all_figures", draw)
 
 
 def test_a_report_is_tables_figures_and_a_page_with_all_of_them(
@@ -55,6 +76,86 @@ def test_a_report_is_tables_figures_and_a_page_with_all_of_them(
     assert again.page == out / "report.html" and "With minus without" not in again.page.read_text().split("left-out")[0]
     report([tmp_path / "runs"], out)
     assert files(out) == written
+
+
+def test_a_new_report_leaves_the_users_own_files(tmp_path: Path, one_figure: None) -> None:
+    runs = fake_runs(tmp_path / "runs", augments=("fcr",), seeds=(0,), count=40)
+    out = tmp_path / "out"
+    report(runs, out)
+    own = [out / "tables" / "mine.md", out / "figures" / "mine.png", out / "notes.txt"]
+    for file in own:
+        file.write_text("mine")
+    report(runs[:1], out)
+    assert [file.read_text() for file in own] == ["mine"] * 3
+    assert not [*(out / "tables").glob("with_minus_without*")]  # the earlier report's own is gone
+    listed = set(json.loads((out / "report.json").read_text())["files"])
+    assert files(out).keys() - listed == {"report.json", *(str(file.relative_to(out)) for file in own)}
+
+    # Nor does it write over one.
+    mine = out / "tables" / "with_minus_without_mollification.md"
+    mine.write_text("mine")
+    before = files(out)
+    with pytest.raises(ValueError, match=r"out: .*with_minus_without_mollification.md is no file of the earlier"):
+        report(runs, out)
+    assert files(out) == before
+
+
+def test_a_folder_without_the_list_of_a_report_is_left_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", fake_result(count=40))
+    out = tmp_path / "out"
+    for name in ("tables/mine.csv", "figures/mine.png", "report.html", "../kept.md"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=r"out: .*out holds something else than a report \(figures\)"):
+        report([run], out)
+    assert files(tmp_path) == before
+    by = {"written_by": "fastmoll report"}
+    for content in ("[]", "{", '{"files": []}', *(json.dumps({**by, "files": [x]}) for x in ("../kept.md", "a", 1))):
+        (out / "report.json").write_text(content)
+        with pytest.raises(ValueError, match=r"out: .*report.json is no list of a report's files"):
+            report([run], out)
+    (out / "report.json").unlink()
+    assert files(tmp_path) == before
+
+
+def test_a_report_that_stopped_halfway_is_made_again_in_its_place(
+    tmp_path: Path, one_figure: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", fake_result(count=40))
+    out = tmp_path / "out"
+    usual = report_module.replacing
+
+    def stop(path: Path) -> Any:
+        if path.suffix == ".html":
+            raise OSError("the disk is full")
+        return usual(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(report_module, "replacing", stop)
+        with pytest.raises(OSError, match="the disk is full"):
+            report([run], out)
+    assert (out / "figures").is_dir() and not (out / "report.html").exists()
+    report([run], out)
+    again = files(out)
+    report([run], tmp_path / "other")
+    assert again == files(tmp_path / "other")
+
+
+def test_the_page_lists_tables_that_have_nothing_to_show(tmp_path: Path, one_figure: None) -> None:
+    run = write_run(tmp_path / "run", fake_result(count=40))
+    written = report([run], tmp_path / "out")
+    reasons = [f"<li>{table.title}: {table.note}</li>" for table in written.tables if not table.rows]
+    assert len(reasons) == 2
+    page = written.page.read_text()
+    assert all(reason in page for reason in reasons)
+    assert [figure.png for figure in written.figures] == [tmp_path / "out" / "figures" / "one.png", None]
+
+
+def test_what_a_report_imports_is_in_its_extra() -> None:
+    place = Path(__file__).parents[1] / "pyproject.toml"
+    extra = tomllib.loads(place.read_text())["project"]["optional-dependencies"]["report"]
+    assert {re.split("[<>=]", x)[0] for x in extra} >= {"jinja2", "matplotlib"}
 
 
 def test_official_and_generated_runs_stand_side_by_side(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -138,6 +139,32 @@ def test_differences_are_with_less_without(results: list[Path]) -> None:
         - np.mean([run["corrupted"]["error"] for run in without])
     )
     assert [text.get_text() for text in canvas.axes[0].get_yticklabels()][:2] == ["clean", "gaussian noise"]
+
+
+def test_an_unknown_deviation_has_no_bar(tmp_path: Path) -> None:
+    # Two seeds without and one with mollification; then two on both sides.
+    values: list[dict[str, Any]] = [{"mollify": x, "seed": y} for x, y in ((False, 0), (False, 1), (True, 0))]
+    paths = [write_run(tmp_path / str(n), fake_result(count=40, **x)) for n, x in enumerate(values)]
+    both = [*paths, write_run(tmp_path / "more", fake_result(count=40, mollify=True, seed=1))]
+    for runs, known in ((paths, False), (both, True)):
+        with style():
+            canvas, caption = of_runs.differences(lines_of(runs))
+        assert [x.has_xerr for x in canvas.axes[0].containers] == [known]
+        assert ("standard deviation" in caption) == known
+    swept = [*both, write_run(tmp_path / "swept", fake_result(count=40, settings={"mollify.beta": [1, 3]}))]
+    with style():
+        canvas, caption = ablations(lines_of(swept))
+    bars = [np.asarray(x) for x in canvas.axes[0].containers[0][2][0].get_segments()]
+    lengths = [float(np.ptp(x[:, 1])) if len(x) else math.nan for x in bars]
+    assert lengths[0] > 0 and math.isnan(lengths[1]) and "standard deviation" in caption
+
+
+def test_captions_name_what_all_runs_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path / "run", fake_result(count=40, settings={"optim.epochs": 4}))
+    only = {"error_severity": report_figures._OF_RUNS["error_severity"]}
+    monkeypatch.setattr(report_figures, "_OF_RUNS", only)
+    figure = all_figures(groups_of([path]), tmp_path / "out")[0]
+    assert figure.caption.endswith(" All runs: optim.epochs=4.")
 
 
 def test_reliability_sums_the_bins_of_all_seeds_and_cells(results: list[Path]) -> None:

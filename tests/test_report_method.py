@@ -190,13 +190,13 @@ def test_blur_schedule_goes_from_the_smallest_scale_to_the_width() -> None:
 
 def test_information_is_drawn_with_the_decays_of_labels_and_the_nearest_is_named(folder: Path) -> None:
     with style():
-        canvas, caption = method.information_blur(method.Pictures(folder, 32, limit=4))
+        canvas, caption = method.information_blur(method.Pictures(folder, 32))
     lines = {line.get_label(): np.asarray(line.get_xydata()).T for line in canvas.axes[0].lines}
     t, kept = lines["1 − γ with γ = $t^{2}$"]
     np.testing.assert_allclose(kept, 1 - t**2)
     t, mean = lines["measured, mean over images"]
-    np.testing.assert_allclose(mean, information(read_images(folder, 32, 4), t.tolist()).mean(0))
-    assert "4 images of 32×32 pixels" in caption
+    np.testing.assert_allclose(mean, information(read_images(folder, 32, 12), t.tolist()).mean(0))
+    assert "12 images of 32×32 pixels" in caption
     assert f"for k = {method.fitted_slope(t, mean):g}, the nearest k" in caption
 
 

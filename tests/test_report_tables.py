@@ -21,6 +21,8 @@ from fastmoll.report_runs import Group, group_seeds, read_run
 from fastmoll.report_table import Number, Table, Value, as_text, escape_latex
 from fastmoll.report_tables import all_tables, architectures, benchmark, in_order, make_pairs, paper_check
 
+NETS = ("presnet50", "wrn40")
+
 
 def groups_of(tmp_path: Path, *values: dict[str, Any]) -> list[Group]:
     paths = [write_run(tmp_path / str(n), fake_result(**{"count": 40, **x})) for n, x in enumerate(values)]
@@ -162,6 +164,39 @@ def test_rows_that_would_be_alike_say_what_tells_them_apart(tmp_path: Path) -> N
     assert [row["settings"] for row in settings] == [None, "optim.epochs=30"]
 
 
+def test_settings_that_all_runs_share_are_named_below_every_table(tmp_path: Path) -> None:
+    few, alone = {"optim.epochs": 4}, {"mollify.roles": [1, 1, 0]}
+    values: list[dict[str, Any]] = [{"mollify": x, "settings": few, "net": y} for x in (False, True) for y in NETS]
+    values.append({"settings": {**few, "mollify.beta": [1, 3]}})
+    tables = all_tables(groups_of(tmp_path / "a", *values))
+    assert all(table.rows for table in tables)
+    assert all(table.note.endswith(" All runs: optim.epochs=4.") for table in tables)
+    settings = [row.get("settings") for row in rows_of(find(tables, "Benchmark"))]
+    assert sorted(map(str, settings)) == ["None"] * 4 + ["mollify.beta=1,3"]
+    everything = [row["settings"] for row in rows_of(find(tables, "Every run"))]
+    assert sorted(map(str, everything)) == ["mollify.beta=1,3 optim.epochs=4"] + ["optim.epochs=4"] * 4
+    # What another column says, or nobody has, is not said again.
+    assert "All runs" not in benchmark(groups_of(tmp_path / "b", {"settings": alone})).note
+    mixed = groups_of(tmp_path / "c", {"settings": alone}, {"settings": alone, "mollify": False})
+    assert benchmark(mixed).note.endswith(" All runs: mollify.roles=1,1,0.")
+    null = groups_of(tmp_path / "d", {"settings": {"optim.clip": None}}, {"settings": {}, "augment": "fcr"})
+    assert "All runs" not in benchmark(null).note
+    assert {row["settings"] for row in rows_of(benchmark(null))} == {None, "optim.clip=null"}
+
+
+def test_notes_say_what_plus_minus_is_only_where_a_row_has_one(tmp_path: Path) -> None:
+    # Two seeds without and one with mollification: each error without has a deviation, their difference has none.
+    groups = groups_of(tmp_path, *({"mollify": x, "seed": y} for x, y in ((False, 0), (False, 1), (True, 0))))
+    for table in all_tables(groups):
+        if table.rows and table.title not in ("Every run", "Paper check"):
+            numbers = [x for row in table.rows for x in row if isinstance(x, Number)]
+            assert ("±" in table.note) == any(x.deviation is not None for x in numbers), table.title
+    table = find(all_tables(groups), "With minus without mollification")
+    assert table.rows and "±" not in table.note
+    with_both = find(all_tables([*groups[:1], *groups_of(tmp_path / "b", {"seed": 0}, {"seed": 1})]), table.title)
+    assert "±" in with_both.note
+
+
 def test_mce_is_a_column_of_its_own_that_names_its_baseline(tmp_path: Path) -> None:
     results = [fake_result(count=40, seed=seed, source="official") for seed in (0, 1)]
     for result, value in zip(results, (70.0, 74.0), strict=True):
@@ -230,9 +265,31 @@ def test_runs_the_paper_does_not_have_are_not_compared(tmp_path: Path) -> None:
         {"mollify": None},
         {"settings": {"mollify.beta": [1, 3]}},
         {"net": "resnet18"},
+        {"size": 64},
+        {"data": "imagenet", "net": "resnet50", "size": 64},
     ]
     table = paper_check(groups_of(tmp_path, *values))
     assert table.rows == () and "has no figures of these" in table.note
+
+
+def test_runs_that_depart_from_the_recipe_are_shown_as_such_and_not_counted(tmp_path: Path) -> None:
+    few: dict[str, Any] = {"optim.epochs": 4}
+    roles = {"mollify.roles": [1, 1, 0]}
+    table = paper_check(groups_of(tmp_path / "a", {}, {"settings": few}, {"settings": roles}))
+    rows = rows_of(table)
+    said = {(row["settings"], row["trained with"]) for row in rows}
+    assert said == {
+        (None, "the recipe"),
+        ("optim.epochs=4", "other settings"),
+        ("mollify.roles=1,1,0", "the recipe"),
+    }
+    departing = [row for row in rows if row["trained with"] == "other settings"]
+    assert f" of {len(rows) - len(departing)} figures are within two standard deviations" in table.note
+    assert f" {len(departing)} figures more are of runs with other settings than the paper's." in table.note
+    alone = paper_check(groups_of(tmp_path / "b", {"settings": few}))
+    assert {(row["settings"], row["trained with"]) for row in rows_of(alone)} == {("optim.epochs=4", "other settings")}
+    assert alone.note.startswith(f"{len(alone.rows)} figures are of runs with other settings than the paper's.")
+    assert "are within" not in alone.note
 
 
 # --- how they are written ---------------------------------------------------------------------------------------------
