@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastmoll import losses
     from fastmoll.augment import Augment
-    from fastmoll.corruptions import corrupt
+    from fastmoll.corruptions import CORRUPTIONS, corrupt
     from fastmoll.kernels.cosine_noise import cosine_noise
     from fastmoll.kernels.heat_blur import blur_scale, heat_blur
     from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy, soft_cross_entropy_short
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "CORRUPTIONS": "fastmoll.corruptions",
     "Augment": "fastmoll.augment",
     "BadImageError": "fastmoll.pipelines.errors",
     "ClassificationMetrics": "fastmoll.metrics",
@@ -66,6 +67,7 @@ __all__ = [  # noqa: RUF022
     "SmallData",
     "Augment",
     "corrupt",
+    "CORRUPTIONS",
     "evaluate",
     "calibration_error",
     "ClassificationMetrics",

@@ -33,7 +33,8 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0, in
         corruption: one of `CORRUPTIONS`.
         severity: 1 to 5.
         seed: int in [0, 2^64).
-        index: sample ids, integer ``(B,)``, in [0, 2^48), on any device; default ``0 ... B-1``.
+        index: sample ids, integer ``(B,)``, in [0, 2^48), on any device; default ``0 ... B-1``. Without them all
+            batches of a loop are corrupted by the same draws.
 
     Returns:
         A new tensor like ``images``, contiguous.

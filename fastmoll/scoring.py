@@ -53,6 +53,8 @@ def evaluate(
     """
     check_choice("precision", precision, PRECISIONS)
     check_integer("bins", bins, 1)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     process = Process.current(device)
     metrics = ClassificationMetrics(bins).to(device)
@@ -112,6 +114,8 @@ def score(
                 images = images.contiguous(memory_format=torch.channels_last)
             with autocast(device, precision):
                 logits = bare(images)
+            if not isinstance(logits, Tensor):
+                raise ValueError(f"model must give logits (B, K) as a tensor, got a {type(logits).__name__}")
             if num_classes is not None and logits.shape[1:] != (num_classes,):
                 shape = tuple(logits.shape)
                 raise ValueError(f"model must give logits of shape (B, {num_classes}), one a class, got {shape}")

@@ -146,14 +146,24 @@ def _find(name: str, weights: str, option: str) -> tuple[dict[str, Tensor], str]
         if trained != name:
             raise ValueError(f"{option}: {path} is a checkpoint of {trained}, not of {name}")
         source += " (average)" if average else ""
-    elif isinstance(content, dict) and "model" in content:
-        content = content["model"]
+    elif isinstance(content, dict):
+        content = next((content[key] for key in _NESTED if isinstance(content.get(key), dict)), content)
     if not isinstance(content, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) and value.layout == torch.strided
         for key, value in content.items()
     ):
-        raise ValueError(f"{option}: {path} holds no state dict (names with dense tensors)")
+        nested = " or ".join(map(repr, _NESTED))
+        raise ValueError(f"{option}: {path} holds no state dict (names with dense tensors), nor one under {nested}")
+    for prefix in _WRAPPERS:
+        if content and all(key.startswith(prefix) for key in content):
+            content = {key.removeprefix(prefix): value for key, value in content.items()}
     return content, source
+
+
+_NESTED: Final = ("model", "state_dict", "model_state_dict")
+"""Where training scripts put the state dict in what they save."""
+_WRAPPERS: Final = ("module.", "_orig_mod.", "module.")
+"""What DDP and torch.compile, and DDP around or inside that, put in front of the names."""
 
 
 def _some(names: list[str]) -> str:

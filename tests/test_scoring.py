@@ -102,6 +102,13 @@ def test_samples_that_are_missing_or_come_twice_are_noticed() -> None:
         evaluate(network(), twice)
 
 
+class Twice(nn.Module):
+    """Gives a tuple, as networks with auxiliary outputs do."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
 def test_bad_arguments_are_named() -> None:
     more = Loader()
     more.classes = ("a", "b", "c", "d")  # type: ignore[assignment]
@@ -109,6 +116,10 @@ def test_bad_arguments_are_named() -> None:
         evaluate(network(), more)
     with pytest.raises(ValueError, match=r"precision must be one of .* got 'half'"):
         evaluate(network(), Loader(), precision="half")
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, got a Loader"):
+        evaluate(Loader(), network())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="as a tensor, got a tuple"):
+        evaluate(nn.Sequential(network(), Twice()), Loader())
     with pytest.raises(ValueError, match="bins"):
         evaluate(network(), Loader(), bins=0)
 

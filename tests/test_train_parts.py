@@ -131,6 +131,16 @@ def test_a_file_of_weights_is_loaded_as_it_is(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict"])
+def test_weights_are_found_where_other_scripts_put_them(tmp_path: Path, key: str, prefix: str) -> None:
+    theirs, ours = build_model("squeezenet1_1", 3, 64), build_model("squeezenet1_1", 3, 64)
+    state = {prefix + name: value for name, value in theirs.state_dict().items()}
+    torch.save({"epoch": 3, key: state}, tmp_path / "w.pt")
+    load_weights(ours, "squeezenet1_1", str(tmp_path / "w.pt"), exact=True)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
 def test_a_head_for_other_classes_is_left_fresh_and_said_so(tmp_path: Path) -> None:
     theirs, ours = build_model("squeezenet1_1", 5, 64), build_model("squeezenet1_1", 3, 64)
     fresh = ours.state_dict()["classifier.1.weight"].clone()
