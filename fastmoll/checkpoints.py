@@ -18,6 +18,7 @@ from fastmoll import sweep_file
 from fastmoll.kernels.checks import installed
 from fastmoll.models import check_model_name
 from fastmoll.pipelines import MEAN, STD
+from fastmoll.stored_images import StoredImages, data_name
 from fastmoll.weights import FORMAT, build_model, load_weights, read_file
 
 _OPTION: Final = "CHECKPOINT"
@@ -75,6 +76,20 @@ class Checkpoint:
             f"{_OPTION}: {self.name} has its classes in another order than {source}: number {at} is "
             f"{self.classes[at]!r} there and {classes[at]!r} here"
         )
+
+    def validated_on(self, data: str, split: str, images: StoredImages) -> bool:
+        """Whether the trainer validated it on these images, as far as the names of the data and the size tell.
+
+        Args:
+            data: Name or path of the data, as for `open_clean`.
+            split: Their part; the trainers' is ``"val"``.
+            images: What was opened.
+        """
+        ours = self.config.get("data", {})
+        place = ours.get("name", ours.get("path"))
+        if place is None or split != "val" or ours.get("size", images.size) != images.size:
+            return False
+        return data_name(place) in (images.name, data_name(data))
 
     @property
     def training(self) -> dict[str, Any]:

@@ -45,10 +45,10 @@ def add(commands: Any) -> None:
     )
     evaluate.add_argument(
         "--corrupted",
-        default="generated",
+        default=argparse.SUPPRESS,
         metavar="SET",
-        help="generated: made from DATA as it goes; official:PATH: the folder of ImageNet-C, CIFAR-10/100-C or "
-        "TinyImageNet-C, or of a set that fastmoll corrupt wrote",
+        help="generated (the default): made from DATA as it goes; official:PATH: the folder of ImageNet-C, "
+        "CIFAR-10/100-C or TinyImageNet-C, or of a set that fastmoll corrupt wrote",
     )
     evaluate.add_argument(
         "--out",
@@ -119,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: arguments that don't go together.
     """
-    rescoring, given = hasattr(args, "rescore"), [x for x in ("checkpoint", "data") if hasattr(args, x)]
+    rescoring, needed = hasattr(args, "rescore"), ("checkpoint", "data")
+    given = [x for x in ((*needed, *_OPTIONAL) if rescoring else needed) if hasattr(args, x)]
     if rescoring and given:
         raise ValueError(f"--rescore needs nothing but its folder, got {', '.join(map(_option, given))}")
     if not rescoring and len(given) < 2:
@@ -133,6 +134,10 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
+_OPTIONAL = ("corrupted", "out", "net", "size", "corruptions", "severities", "mean", "std", "threads")
+"""Options that have no value where they weren't given."""
+
+
 def _option(name: str) -> str:
     return "CHECKPOINT" if name == "checkpoint" else f"--{name}"
 
@@ -140,9 +145,9 @@ def _option(name: str) -> str:
 def _evaluate(process: Process, args: argparse.Namespace) -> None:
     import torch
 
-    from fastmoll.corrupted_loader import CorruptedLoader
+    from fastmoll.corrupted_loader import CorruptedLoader, cell_digests
     from fastmoll.output import lock, say
-    from fastmoll.robustness import Results, add_to_result, environment, measure
+    from fastmoll.robustness import Results, add_to_result, cell_name, environment, measure
     from fastmoll.scoring import image_dtype
 
     with ExitStack() as stack:
@@ -155,7 +160,9 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
                 header = _header(args, checkpoint, clean, corrupted)
                 fingerprint = _fingerprint(args, process, model, clean, corrupted, (mean, std))
                 out = getattr(args, "out", checkpoint.folder / f"robustness-{header['source']}")
-                results = Results(out, header, fingerprint)
+                digests = {} if corrupted is None else cell_digests(corrupted)
+                images = {cell_name(cell): content for cell, content in digests.items()}
+                results = Results(out, header, fingerprint, environment(process), images)
                 stack.enter_context(lock(out, "--out"))
                 results.begin()
         results = process.gather(results if process.main else None)[0]
@@ -200,22 +207,22 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
         )
         with process.agree():
             if process.main:
-                content = results.finish(environment(process))
-                if content is not None and checkpoint.config:
+                content = results.finish()
+                if content is not None and checkpoint.validated_on(args.data, args.split, clean):
                     add_to_result(checkpoint.folder, content)
                 _show(process, results, content is not None)
 
 
 def _rescore(process: Process, args: argparse.Namespace) -> None:
     from fastmoll.output import lock
-    from fastmoll.robustness import Results, environment, rescore
+    from fastmoll.robustness import Results, rescore
 
     with process.agree():
         if process.main:
             results = Results.open(args.rescore)
             with lock(args.rescore, "--rescore"):
                 rescore(process, results)
-                _show(process, results, results.finish(environment(process)) is not None)
+                _show(process, results, results.finish() is not None)
 
 
 def _show(process: Process, results: Results, finished: bool) -> None:
@@ -235,9 +242,10 @@ def _open(args: argparse.Namespace) -> tuple[Checkpoint, StoredImages, Corrupted
     from fastmoll.predictions import check_parquet
     from fastmoll.stored_images import open_clean
 
-    kind, _, place = args.corrupted.partition(":")
-    if not (args.corrupted == "generated" or (kind == "official" and place)):
-        raise ValueError(f"--corrupted must be generated or official:PATH, got {args.corrupted!r}")
+    wanted = getattr(args, "corrupted", "generated")
+    kind, _, place = wanted.partition(":")
+    if not (wanted == "generated" or (kind == "official" and place)):
+        raise ValueError(f"--corrupted must be generated or official:PATH, got {wanted!r}")
     check_integer("--batch-size", args.batch_size, 1)
     check_integer("--seed", args.seed, 0, 2**63)
     if hasattr(args, "mean") != hasattr(args, "std"):
@@ -262,7 +270,25 @@ def _open(args: argparse.Namespace) -> tuple[Checkpoint, StoredImages, Corrupted
             raise ValueError(
                 f"--corrupted: {place} has {corrupted.count} images of each kind, but {clean.root} has {len(clean)}"
             )
+        if corrupted.kind == "cifar-c":
+            _check_labels(corrupted, clean)
     return checkpoint, clean, corrupted, [None, *((name, level) for name in names for level in levels)]
+
+
+def _check_labels(corrupted: CorruptedSet, clean: StoredImages) -> None:
+    """Refuse arrays with other labels than the clean images have."""
+    import numpy as np
+
+    ours = corrupted.arrays(corrupted.corruptions[0], corrupted.severities[0])[1]
+    if (np.diff(clean.labels) >= 0).all():
+        ours = np.sort(ours)  # class folders have the images class by class, the published arrays as they came
+    apart = np.flatnonzero(ours != clean.labels)
+    if len(apart):
+        at = int(apart[0])
+        raise ValueError(
+            f"--corrupted: {corrupted.root / 'labels.npy'} has other labels than {clean.root}: the first at position "
+            f"{at}, {ours[at]} there and {clean.labels[at]} here"
+        )
 
 
 def _standardisation(args: argparse.Namespace, checkpoint: Checkpoint, clean: StoredImages) -> tuple[Any, Any]:
@@ -280,9 +306,10 @@ def _header(
     args: argparse.Namespace, checkpoint: Checkpoint, clean: StoredImages, corrupted: CorruptedSet | None
 ) -> dict[str, Any]:
     """The keys of ``robustness.json`` that are no figures."""
+    from fastmoll.kernels.frost_textures import frost_source
     from fastmoll.robustness import has_baseline, is_imagenet
 
-    source, frost = ("generated", _frost()) if corrupted is None else (corrupted.source, corrupted.frost)
+    source, frost = ("generated", frost_source()) if corrupted is None else (corrupted.source, corrupted.frost)
     return {
         "source": source,
         "frost": frost,
@@ -308,21 +335,16 @@ def _fingerprint(
     """What the figures depend on, by the names that a refusal uses."""
     import fastmoll
     from fastmoll.checkpoints import digest
+    from fastmoll.kernels.frost_textures import frost_source
     from fastmoll.scoring import is_mixed
 
-    made = f"generated (seed {args.seed}, frost {_frost()})"
+    made = f"generated (seed {args.seed}, frost {frost_source()})"
     return {
         "checkpoint (digest of its weights)": digest(model),
         "data (digest)": clean.fingerprint,
         "image size": clean.size,
         "standardisation": [list(map(float, part)) for part in standardisation],
-        "corrupted set": made if corrupted is None else str(corrupted.root.resolve()),
+        "corrupted set": made if corrupted is None else f"{corrupted.kind} ({corrupted.source})",
         "precision": "bf16" if is_mixed(process.device, args.precision) else "off",
         "version of fastmoll": fastmoll.__version__,
     }
-
-
-def _frost() -> str:
-    from fastmoll.kernels.frost_textures import frost_source
-
-    return frost_source()

@@ -22,6 +22,7 @@ import fastmoll
 from fastmoll.corruptions import corrupt
 from fastmoll.kernels.checks import check_choice, check_integer
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
+from fastmoll.kernels.frost_textures import frost_source
 from fastmoll.output import lock, replacing, write_json
 from fastmoll.pipelines.corrupted import DESCRIPTION, CorruptedSet, check_cells, open_corrupted
 from fastmoll.pipelines.files import ImageFolder
@@ -104,7 +105,7 @@ def write_corrupted(
         "layout": layout,
         "seed": seed,
         "quality": quality if layout == "imagenet-c" else None,
-        "frost": _frost_source(),
+        "frost": frost_source(),
     }
     root = Path(out)
     with _claimed(root, settings), tqdm(unit=" images", dynamic_ncols=True, disable=not progress) as bar:
@@ -115,12 +116,6 @@ def write_corrupted(
         else:
             _write_arrays(root, images, names, seed, threads, bar)
     return open_corrupted(root, classes=images.classes, corruptions=names, severities=levels)
-
-
-def _frost_source() -> str:
-    from fastmoll.kernels.corrupt_weather import frost_source
-
-    return frost_source()
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -239,7 +234,8 @@ def _write_files(
             folder = root / name / str(level) / label
             folder.mkdir(parents=True, exist_ok=True)
             with os.scandir(folder) as entries:
-                there.update(f"{label}/{entry.name}" for entry in entries)
+                # Not empty: after a power cut, a file can be there by name alone.
+                there.update(f"{label}/{entry.name}" for entry in entries if entry.stat().st_size > 0)
         todo[name, level] = np.array([file not in there for file in files])
     bar.reset(len(cells) * len(images))
     bar.initial = bar.n = int(sum((~wanted).sum() for wanted in todo.values()))
@@ -272,7 +268,7 @@ def _write_arrays(
     bar.reset(len(names) * len(labels))
     for name in names:
         path = root / f"{name}.npy"
-        if path.exists():
+        if path.exists() and path.stat().st_size > 0:
             bar.initial = bar.n = bar.n + len(labels)
             continue
         with replacing(path) as file:

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from fastmoll.kernels.checks import check_integer
+from fastmoll.kernels.corruption_constants import CORRUPTIONS
 
-__all__ = ["ClassificationMetrics", "calibration_error"]
+__all__ = ["ClassificationMetrics", "calibration_error", "mean_corruption_error"]
+
+ALEXNET: Final = {
+    "gaussian_noise": 88.6428,
+    "shot_noise": 89.4468,
+    "impulse_noise": 92.2640,
+    "defocus_blur": 81.9880,
+    "glass_blur": 82.6268,
+    "motion_blur": 78.5948,
+    "zoom_blur": 79.8360,
+    "snow": 86.6816,
+    "frost": 82.6572,
+    "fog": 81.9324,
+    "brightness": 56.4592,
+    "contrast": 85.3204,
+    "elastic_transform": 64.6056,
+    "pixelate": 71.7840,
+    "jpeg_compression": 60.6500,
+}
+"""AlexNet's mean error over the severities of each corruption of ImageNet-C, %, as published with it."""
 
 _BATCH = 100
 _COUNT, _CONFIDENCE, _CORRECT = range(3)
@@ -47,16 +69,17 @@ class ClassificationMetrics(Metric):
 
     samples: list[Tensor]
 
-    def __init__(self, bins: int = 15) -> None:
+    def __init__(self, bins: int = 15, *, sync_on_compute: bool = True) -> None:
         """Start without samples.
 
         Args:
             bins: Number of bins of all calibration errors.
+            sync_on_compute: Bring the ranks together in ``compute()``, to which all of them must come then.
 
         Raises:
             ValueError: ``bins`` is not an integer of at least 1.
         """
-        super().__init__()
+        super().__init__(sync_on_compute=sync_on_compute)
         self.num_bins = check_integer("bins", bins, 1)
         # One row a sample: id (-1: none given), confidence, 1 if right, NLL.
         self.add_state("samples", [], dist_reduce_fx="cat")
@@ -158,6 +181,16 @@ def calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
     (samples,) = metrics.samples
     _, confidence, correct, _ = samples.cpu().T.contiguous()
     return _gap(_bin_sums(confidence, correct, bins))
+
+
+def mean_corruption_error(cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """mCE of ImageNet-C: each corruption's error over its severities, relative to AlexNet's; the mean of those, in %.
+
+    Args:
+        cells: For each corruption, its severities' figures, ``"error"`` among them.
+    """
+    ratios = [statistics.fmean(cell["error"] for cell in cells[name]) / ALEXNET[name] for name in CORRUPTIONS]
+    return {"value": 100 * statistics.fmean(ratios), "baseline": "AlexNet"}
 
 
 def _in_order(samples: Tensor) -> Tensor:

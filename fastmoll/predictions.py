@@ -9,8 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from fastmoll.distributed import Process
 from fastmoll.output import replacing
 
 _ROWS: Final = 8192  # of a group that is read and scored at a time
@@ -47,6 +49,15 @@ class Recorder:
         """What was kept, which is forgotten; None for nothing."""
         batches, self._batches = self._batches, []
         return Predictions(*(torch.cat(part) for part in zip(*batches, strict=True))) if batches else None
+
+
+def gather_predictions(process: Process, part: Predictions | None) -> list[Predictions | None]:
+    """The parts of all processes, in rank order, on rank 0 alone: of a thousand classes they are large."""
+    if not dist.is_initialized():
+        return [part]
+    parts: list[Predictions | None] = [None] * process.world_size if process.main else []
+    dist.gather_object(part, parts if process.main else None)
+    return parts
 
 
 def check_parquet() -> None:

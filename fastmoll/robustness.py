@@ -21,31 +21,13 @@ from tqdm import tqdm
 
 from fastmoll.distributed import Process
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
-from fastmoll.metrics import ClassificationMetrics
+from fastmoll.metrics import ClassificationMetrics, mean_corruption_error
 from fastmoll.output import bar, say, write_json
-from fastmoll.predictions import Recorder, read_predictions, write_predictions
+from fastmoll.predictions import Recorder, gather_predictions, read_predictions, write_predictions
 from fastmoll.scoring import check_count, figures, score
 
 Cell = tuple[str, int] | None
 """A corruption and its severity; None: the clean images."""
-ALEXNET: Final = {
-    "gaussian_noise": 88.6428,
-    "shot_noise": 89.4468,
-    "impulse_noise": 92.2640,
-    "defocus_blur": 81.9880,
-    "glass_blur": 82.6268,
-    "motion_blur": 78.5948,
-    "zoom_blur": 79.8360,
-    "snow": 86.6816,
-    "frost": 82.6572,
-    "fog": 81.9324,
-    "brightness": 56.4592,
-    "contrast": 85.3204,
-    "elastic_transform": 64.6056,
-    "pixelate": 71.7840,
-    "jpeg_compression": 60.6500,
-}
-"""AlexNet's mean error over the severities of each corruption of ImageNet-C, %, as published with it."""
 _FORMAT: Final = 1
 _MEANS: Final = ("error", "nll", "ece", "ece_batch100")
 _CELL: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100", "count", "reliability")
@@ -76,18 +58,29 @@ class Results:
     Attributes:
         out: The folder.
         header: What `finish` writes about it besides figures.
-        evaluation: Digest of what the figures depend on.
+        evaluation: Digest of what the figures depend on, besides ``images``.
+        environment: Where they are measured.
     """
 
-    def __init__(self, out: Path, header: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        out: Path,
+        header: Mapping[str, Any],
+        fingerprint: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        images: Mapping[str, str] | None = None,
+    ) -> None:
         """Describe the evaluation; the folder isn't touched before `begin`.
 
         Args:
             out: The folder.
             header: The keys of ``robustness.json`` that are no figures.
             fingerprint: All that the figures depend on, by name.
+            environment: Versions and device.
+            images: Digest of each cell's images, where they are read; cells may be missing.
         """
-        self.out, self.header = out, dict(header)
+        self.out, self.header, self.environment = out, dict(header), dict(environment)
+        self._images = dict(images or {})
         self._fingerprint = json.loads(json.dumps(fingerprint))
         text = json.dumps(self._fingerprint, sort_keys=True)
         self.evaluation = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -102,14 +95,14 @@ class Results:
         path = out / "settings.json"
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(out, content["header"], content["fingerprint"])
+            return cls(out, *(content[name] for name in ("header", "fingerprint", "environment", "images")))
         except FileNotFoundError as error:
             raise ValueError(f"{out} holds no evaluation: there is no {path}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
     def begin(self) -> None:
-        """Write down what the evaluation is of, or check it against the one that is there.
+        """Write down what the evaluation is of, or check it against the one that is there, whose environment is kept.
 
         Raises:
             ValueError: the folder holds one of something else; the message names the first difference.
@@ -117,15 +110,22 @@ class Results:
         """
         path = self.out / "settings.json"
         if path.exists():
-            before, now = Results.open(self.out)._fingerprint, self._fingerprint
-            for name in sorted(before.keys() | now.keys()):
-                if before.get(name) != now.get(name):
+            there = Results.open(self.out)
+            before, now = there._fingerprint, self._fingerprint
+            names = sorted(before.keys() | now.keys())
+            pairs = [(name, before.get(name), now.get(name)) for name in names]
+            known = [name for name in self._images if name in there._images]
+            pairs += [(f"{name} (digest of its images)", there._images[name], self._images[name]) for name in known]
+            for name, was, is_now in pairs:
+                if was != is_now:
                     raise ValueError(
-                        f"--out: {self.out} holds an evaluation with another {name}: it was {before.get(name)} and is "
-                        f"now {now.get(name)}; choose another folder"
+                        f"--out: {self.out} holds an evaluation with another {name}: it was {was} and is now {is_now}; "
+                        "choose another folder"
                     )
+            self.environment, self._images = there.environment, {**there._images, **self._images}
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
-        write_json(path, {"format": _FORMAT, "header": self.header, "fingerprint": self._fingerprint})
+        content = {"header": self.header, "fingerprint": self._fingerprint, "environment": self.environment}
+        write_json(path, {"format": _FORMAT, **content, "images": self._images})
 
     def read(self, cell: Cell) -> dict[str, Any] | None:
         """The figures of a cell, None where it isn't done.
@@ -159,11 +159,13 @@ class Results:
         """The file of the predictions of a cell."""
         return self.out / "predictions" / f"{cell_name(cell)}.parquet"
 
-    def finish(self, environment: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Write ``robustness.json`` if all cells are done.
+    @property
+    def has_mce(self) -> bool:
+        """Whether they may stand beside AlexNet's errors: on ImageNet-C itself, not on images made here."""
+        return bool(self.header["baseline"]) and self.header["source"] == "official"
 
-        Args:
-            environment: Versions and device.
+    def finish(self) -> dict[str, Any] | None:
+        """Write ``robustness.json`` if all cells are done.
 
         Returns:
             Its content, or None.
@@ -184,8 +186,8 @@ class Results:
             "clean": done[None],
             "cells": cells,
             "corrupted": {metric: statistics.fmean(cell[metric] for cell in every) for metric in _MEANS},
-            "mce": mean_corruption_error(cells) if self.header["baseline"] else None,
-            "environment": {**environment, "precision": self._fingerprint.get("precision", "off")},
+            "mce": mean_corruption_error(cells) if self.has_mce else None,
+            "environment": {**self.environment, "precision": self._fingerprint.get("precision", "off")},
         }
         del content["baseline"]
         write_json(self.out / "robustness.json", content)
@@ -251,7 +253,7 @@ def measure(
                     on_batch=recorder,
                 )
             found = figures(metrics)
-            parts = process.gather(recorder.take()) if recorder else []
+            parts = gather_predictions(process, recorder.take()) if recorder else []
             with process.agree():
                 check_count(found["count"], loader.num_samples)
                 if process.main:
@@ -263,7 +265,7 @@ def measure(
 
 
 def rescore(process: Process, results: Results) -> None:
-    """Compute the figures of every cell again, from its predictions.
+    """Compute the figures of every cell again, from its predictions, in this process alone.
 
     Raises:
         ValueError: there are none of a cell that is done, they are damaged, or of another evaluation.
@@ -276,20 +278,10 @@ def rescore(process: Process, results: Results) -> None:
         raise ValueError(f"{results.out} has no predictions{names}: evaluate with --predictions first")
     with bar(saved, process, "scoring", len(saved)) as cells:
         for cell in cells:
-            metrics = ClassificationMetrics()
+            metrics = ClassificationMetrics(sync_on_compute=False)
             for part in read_predictions(results.predictions(cell), results.evaluation):
                 metrics.update(part.logits, part.labels, part.ids)
             results.write(cell, figures(metrics))
-
-
-def mean_corruption_error(cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """mCE of ImageNet-C: each corruption's error over its severities, relative to AlexNet's; the mean of those, in %.
-
-    Args:
-        cells: For each corruption, its severities' figures, ``"error"`` among them.
-    """
-    ratios = [statistics.fmean(cell["error"] for cell in cells[name]) / ALEXNET[name] for name in CORRUPTIONS]
-    return {"value": 100 * statistics.fmean(ratios), "baseline": "AlexNet"}
 
 
 def has_baseline(classes: Sequence[str], size: int) -> bool:
@@ -329,7 +321,7 @@ def table(results: Results) -> str:
     if done:
         title = "corrupted" if len(done) == len(ALL) - 1 else f"{len(done)} of {len(ALL) - 1} cells"
         lines += [_row(title, [], done), line]
-    if len(done) == len(ALL) - 1 and results.header["baseline"]:
+    if len(done) == len(ALL) - 1 and results.has_mce:
         cells = {name: [found[name, severity] or {} for severity in SEVERITIES] for name in CORRUPTIONS}
         lines.append(
             f"mCE {mean_corruption_error(cells)['value']:.2f} % (relative to AlexNet), {label(results.header)}"
@@ -341,7 +333,7 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> bool:
     """Add the corrupted error to the ``result.json`` of the trainer's run in ``folder``, where there is one.
 
     Not if that was validated on another number of images; and an error on official images is not replaced by one on
-    generated images.
+    generated images. Whether they are the same images, the caller knows: see `Checkpoint.validated_on`.
 
     Args:
         folder: The run's folder.
@@ -358,7 +350,7 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> bool:
             if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
                 return False
             # The trainer's errors are fractions.
-            result["corrupted"] = {"error": content["corrupted"]["error"] / 100, "source": content["source"]}
+            result["corrupted"] = {"error": content["corrupted"]["error"] / 100, "source": label(content)}
             write_json(path, result)
             return True
     return False

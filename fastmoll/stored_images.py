@@ -180,7 +180,7 @@ def open_clean(
     wanted = None if size is None else check_integer("size", size, 1)
     if isinstance(data, SmallData):
         return _small(data, data.root.name, wanted)
-    name = str(data) if str(data) in NAMES else Path(data).resolve().name
+    name = data_name(data)
     if str(data) in NAMES or not _is_tree(Path(data), split):
         return _small(read_small(data, split, path), name, wanted)
     if path is not None:
@@ -201,6 +201,11 @@ def open_clean(
         resize=round(crop * 256 / 224),
         standardisation=(MEAN, STD),
     )
+
+
+def data_name(data: str | os.PathLike[str]) -> str:
+    """What data are called: by their name, or as the last folder or file of their path."""
+    return str(data) if str(data) in NAMES else Path(data).resolve().name
 
 
 def _stems(split: str) -> tuple[str, ...]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torchvision import models
 
 from fastmoll.checkpoints import digest, find_checkpoint
 from fastmoll.pipelines import MEAN, STD
+from fastmoll.stored_images import StoredImages
 from fastmoll.train.config import parse, parse_small, with_standardisation
 from fastmoll.weights import build_model
 
@@ -159,3 +162,20 @@ def test_the_digest_is_that_of_names_and_values() -> None:
     assert digest(torch.nn.BatchNorm2d(2)) != digest(
         torch.nn.InstanceNorm2d(2, affine=True, track_running_stats=True).half()
     )
+
+
+def test_a_run_was_validated_on_data_of_its_name_split_and_size(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 32, 32, 3), np.uint8)
+    images = StoredImages("cifar10", tmp_path, ["a", "b"], np.arange(4) % 2, 32, pixels)
+    found = find_checkpoint(str(save(tmp_path / "named", small("--data", "cifar10"), ["a", "b"], None)))
+    assert found.validated_on("cifar10", "val", images)
+    assert found.validated_on("/some/cifar-10-python.tar.gz", "val", images)  # of which the name was found
+    assert not found.validated_on("cifar10", "train", images)
+    assert not found.validated_on("mine", "val", replace(images, name="mine"))
+    trained = parse([str(tmp_path / "photographs"), "--recipe", "sample", "--data.size", "48"]).plain()
+    found = find_checkpoint(str(save(tmp_path / "folders", trained, ["a", "b"], False)))
+    images = replace(images, name="photographs", size=48)
+    assert found.validated_on("elsewhere/photographs", "val", images)
+    assert not found.validated_on("elsewhere/photographs", "val", replace(images, size=64))
+    torch.save(build_model("resnet18", 2, 64).state_dict(), tmp_path / "w.pt")
+    assert not find_checkpoint(str(tmp_path / "w.pt"), "resnet18").validated_on("photographs", "val", images)

@@ -164,6 +164,17 @@ def test_missing_files_alone_are_made_again_and_are_the_same(make_tree: Make, tm
     assert {path: (out / path).stat().st_mtime_ns for path in stamps} == stamps
 
 
+def test_an_empty_file_is_made_again(tmp_path: Path) -> None:
+    for data, name in ((small(3, 64), "brightness/2/1/00000001.JPEG"), (small(), "brightness.npy")):
+        out = tmp_path / str(data.images.shape[1])
+        options: dict[str, Any] = {"corruptions": ["brightness"]}
+        write_corrupted(data, out, **options)
+        before = content(out)
+        (out / name).write_bytes(b"")
+        write_corrupted(data, out, **options)
+        assert content(out) == before
+
+
 def test_a_killed_process_is_gone_on_with(tmp_path: Path) -> None:
     data, out = small(400, 64), tmp_path / "out"
     np.save(tmp_path / "val.npy", data.images)

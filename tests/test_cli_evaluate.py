@@ -67,18 +67,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     """Folder of a short run of the trainer."""
     output = tmp_path_factory.mktemp("trained") / "run"
     settings = ["--net", "shufflenet_v2_x0_5", "--augment", "none", "--mollify", "--optim.epochs", "20"]
-    settings += [
-        "--data.batch-size",
-        "10",
-        "--optim.lr",
-        "0.1",
-        "--run.seed",
-        "3",
-        "--run.device",
-        "cpu",
-        "--run.output",
-        str(output),
-    ]
+    settings += ["--data.batch-size", "10", "--optim.lr", "0.1", "--run.seed", "3", "--run.device", "cpu"]
+    settings += ["--run.output", str(output)]
     assert train(["--data", str(data), *settings]) == 0
     return output
 
@@ -161,6 +151,10 @@ def test_generated_images_are_those_of_corrupt_and_some_cells_can_be_asked_for(
         assert after[name].pop("reliability") is not None and cell.pop("reliability") is not None
         assert after[name].pop("evaluation") == cell.pop("evaluation")
         assert after[name] == pytest.approx(cell, rel=1e-6), name
+    # Also where torchrun started it.
+    (out / "cells" / "fog-2.json").unlink()
+    assert finish(start(2, "--rescore", out), 60) == [0, 0]
+    assert (out / "cells" / "fog-2.json").exists()
 
 
 def rank_main(rank: int, world_size: int, port: int, arguments: list[str]) -> None:
@@ -187,9 +181,9 @@ def start(world_size: int, *arguments: object) -> list[Any]:
     return ranks
 
 
-def finish(ranks: list[Any]) -> list[int]:
+def finish(ranks: list[Any], timeout: float = 200) -> list[int]:
     for process in ranks:
-        process.join(timeout=200)
+        process.join(timeout=timeout)
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
@@ -286,6 +280,8 @@ def test_what_must_be_given_is_said(capsys: pytest.CaptureFixture[str], tmp_path
     assert "CHECKPOINT must be given" in fails(capsys, "--data", "digits", "--corrupted", "generated")
     assert "--rescore needs nothing but its folder, got CHECKPOINT" in fails(capsys, "x.pt", "--rescore", tmp_path)
     assert "holds no evaluation" in fails(capsys, "--rescore", tmp_path)
+    message = fails(capsys, "--rescore", tmp_path, "--out", tmp_path, "--corrupted", "generated")
+    assert "--rescore needs nothing but its folder, got --corrupted, --out" in message
 
 
 def test_a_corrupted_set_that_is_not_whole_or_of_other_data_is_refused(
@@ -306,6 +302,15 @@ def test_a_corrupted_set_that_is_not_whole_or_of_other_data_is_refused(
         np.save(other / name, np.load(data / name)[:21])
     arguments = [*common, "--data", other, "--corrupted", f"official:{official}"]
     assert "has 24 images of each kind, but" in fails(capsys, *arguments)
+    # As many, but not these: of another test set, or in another order.
+    shuffled = np.load(data / "val_labels.npy")
+    shuffled[[4, 5]] = shuffled[[5, 4]]
+    (tmp_path / "labels.npy").unlink()
+    np.save(tmp_path / "labels.npy", np.tile(shuffled, 5))
+    (tmp_path / "fog.npy").unlink()
+    np.save(tmp_path / "fog.npy", np.load(official / "fog.npy"))
+    arguments = [*common, "--data", data, "--corrupted", f"official:{tmp_path}"]
+    assert "other labels than" in (message := fails(capsys, *arguments)) and "at position 4, 2 there and 1" in message
     assert not (tmp_path / "out").exists()
 
 
@@ -358,3 +363,31 @@ def test_a_folder_in_use_or_of_another_evaluation_is_refused(
     net = ["--net", "shufflenet_v2_x0_5", "--mean", 0, 0, 0, "--std", 1, 1, 1]
     assert "with another checkpoint (digest of its weights)" in fails(capsys, tmp_path / "w.pt", *arguments, *net)
     assert cells(out) == before
+
+
+def test_an_official_set_may_move_but_its_images_may_not_change(
+    tmp_path: Path, trained: Path, data: Path, official: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Path(shutil.copytree(official, tmp_path / "set"))
+    arguments = [trained / "model.pt", "--data", data, "--out", tmp_path / "out", "--device", "cpu"]
+    some = ["--severities", "2", "--corruptions", "frost"]
+    assert run(*arguments, "--corrupted", f"official:{place}", *some) == 0
+    place = place.rename(tmp_path / "moved")
+    assert run(*arguments, "--corrupted", f"official:{place}", *some, "fog") == 0
+    assert "2 of 3 cells are done already" in capsys.readouterr().out
+    np.save(place / "frost.npy", 255 - np.load(place / "frost.npy"))
+    message = fails(capsys, *arguments, "--corrupted", f"official:{place}", *some, "fog")
+    assert "with another frost-2 (digest of its images)" in message
+    # What has not changed can be gone on with.
+    assert run(*arguments, "--corrupted", f"official:{place}", *some[:3], "snow") == 0
+
+
+def test_the_trainers_result_is_left_alone_by_another_data_set_of_as_many_images(
+    tmp_path: Path, mine: Path, data: Path, official: Path
+) -> None:
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    before = (mine / "result.json").read_text()
+    common = ["--corrupted", f"official:{official}", "--device", "cpu"]
+    assert run(mine, "--data", other, *common) == 0
+    assert (mine / "robustness-official" / "robustness.json").exists()
+    assert (mine / "result.json").read_text() == before

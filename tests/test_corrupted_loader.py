@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from fastmoll import BadImageError, ImageNetLoader, SmallImageLoader
-from fastmoll.corrupted_loader import CorruptedLoader
+from fastmoll.corrupted_loader import CorruptedLoader, cell_digests
+from fastmoll.corrupted_writer import write_corrupted
 from fastmoll.corruptions import corrupt
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.pipelines import MEAN, STD
@@ -319,3 +321,23 @@ def test_a_gpu_gives_the_same_cells_to_a_grey_level(make_tree: Make) -> None:
         images, labels, _ = whole(CorruptedLoader.generated(source, "gaussian_noise", 3, device="cuda", **chosen))
         assert images.is_cuda and labels.is_cuda
         torch.testing.assert_close(images.cpu(), wanted, atol=1.01 / 127.5, rtol=0)
+
+
+# ------------------------------------------------------------------ digests
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_the_digest_of_a_cell_follows_its_images_and_not_its_place(tmp_path: Path, size: int) -> None:
+    write_corrupted(small(size=size), tmp_path / "a", corruptions=["contrast", "brightness"])
+    before = cell_digests(open_corrupted(tmp_path / "a", corruptions=["contrast", "brightness"]))
+    assert len({*before.values()}) == 10  # each cell its own
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert cell_digests(open_corrupted(tmp_path / "b", corruptions=["contrast"], severities=[3])) == {
+        ("contrast", 3): before["contrast", 3]
+    }
+    # Other images under the same names.
+    ending = ".npy" if size == 32 else ""
+    (tmp_path / "b" / f"contrast{ending}").rename(tmp_path / "other")
+    (tmp_path / "b" / f"brightness{ending}").rename(tmp_path / "b" / f"contrast{ending}")
+    after = cell_digests(open_corrupted(tmp_path / "b", corruptions=["contrast"]))
+    assert all(after["contrast", level] == before["brightness", level] for level in range(1, 6))

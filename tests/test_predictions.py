@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from processes import CONTEXT
 
-from fastmoll.predictions import Predictions, Recorder, check_parquet, read_predictions, write_predictions
+from fastmoll.distributed import Process
+from fastmoll.predictions import (
+    Predictions,
+    Recorder,
+    check_parquet,
+    gather_predictions,
+    read_predictions,
+    write_predictions,
+)
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -29,6 +39,28 @@ def test_predictions_of_all_ranks_come_back_in_the_order_of_the_samples(tmp_path
     whole = torch.cat([first.logits, second.logits])
     assert torch.equal(found.logits, whole[torch.tensor([4, 1, 5, 2, 3, 0])])
     assert os.listdir(tmp_path) == ["p.parquet"]
+
+
+def gathering_main(rank: int, place: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+    part = some([[5, 1], [0]][rank])
+    found = gather_predictions(Process(rank, 2, torch.device("cpu")), part)
+    if rank == 0:
+        assert [x and x.ids.tolist() for x in found] == [[5, 1], [0]]
+    else:
+        assert found == []
+    torch.distributed.destroy_process_group()
+
+
+def test_rank_0_alone_gets_the_predictions_of_all(tmp_path: Path) -> None:
+    ranks: list[Any] = [CONTEXT.Process(target=gathering_main, args=(rank, str(tmp_path / "s"))) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(timeout=60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    part = some([1])
+    assert gather_predictions(Process(0, 1, torch.device("cpu")), part) == [part]
 
 
 def test_other_tools_read_columns_that_explain_themselves(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,15 @@ from torch import Tensor, nn
 
 from fastmoll.distributed import Process, Stop
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
+from fastmoll.metrics import ALEXNET, mean_corruption_error
 from fastmoll.report_runs import read_run
 from fastmoll.robustness import (
-    ALEXNET,
     ALL,
     Cell,
     Results,
     add_to_result,
     cell_name,
     has_baseline,
-    mean_corruption_error,
     measure,
     rescore,
     table,
@@ -73,9 +73,9 @@ class Loader:
             yield self.images[rows], self.labels[rows], rows
 
 
-def begun(out: Path, **fingerprint: Any) -> Results:
+def begun(out: Path, images: dict[str, str] | None = None, **fingerprint: Any) -> Results:
     out.mkdir(exist_ok=True)
-    results = Results(out, HEADER, {"checkpoint": "abc", **fingerprint})
+    results = Results(out, HEADER, {"checkpoint": "abc", **fingerprint}, {"device": "cpu"}, images)
     results.begin()
     return results
 
@@ -94,7 +94,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished")
     results = begun(out)
     run(results, predictions=True)
-    assert results.finish({"device": "cpu"}) is not None
+    assert results.finish() is not None
     return out
 
 
@@ -122,14 +122,14 @@ def test_an_interrupted_evaluation_loses_no_finished_cell_and_does_none_again(tm
     with pytest.raises(KeyboardInterrupt):
         measure(CPU, network(), results, ALL, interrupt_third, num_classes=3)
     assert sorted(os.listdir(tmp_path / "out" / "cells")) == ["clean.json", "gaussian_noise-1.json"]
-    assert results.finish({}) is None and not (tmp_path / "out" / "robustness.json").exists()
+    assert results.finish() is None and not (tmp_path / "out" / "robustness.json").exists()
     # One is cut short as by a failing disk: it is not done.
     (tmp_path / "out" / "cells" / "clean.json").write_text('{"error": 1')
     opened: list[Cell] = []
     results = begun(tmp_path / "out")
     run(results, opened=opened)
     assert opened == [None, None, *ALL[2:]]  # the first also to know how long it is
-    assert results.finish({"device": "cpu"}) == json.loads((finished / "robustness.json").read_text())
+    assert results.finish() == json.loads((finished / "robustness.json").read_text())
     opened.clear()
     run(results, opened=opened)
     assert opened == []
@@ -149,13 +149,32 @@ def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pat
         begun(tmp_path, seed=1)
 
 
+def test_a_corruption_whose_images_were_replaced_is_refused_by_name_and_a_new_one_is_not(tmp_path: Path) -> None:
+    begun(tmp_path, {"fog-1": "a"})
+    begun(tmp_path, {"frost-1": "b", "frost-2": "c"})
+    begun(tmp_path, {"fog-1": "a", "frost-2": "c"})
+    with pytest.raises(ValueError, match=r"another frost-2 \(digest of its images\): it was c and is now d; choose"):
+        begun(tmp_path, {"fog-1": "a", "frost-1": "b", "frost-2": "d"})
+
+
+def test_the_environment_is_the_one_the_cells_were_measured_in(tmp_path: Path, finished: Path) -> None:
+    for name in ("predictions", "cells"):
+        (tmp_path / name).symlink_to(finished / name)
+    shutil.copy(finished / "settings.json", tmp_path)
+    elsewhere = Results(tmp_path, HEADER, {"checkpoint": "abc"}, {"device": "another"})
+    elsewhere.begin()
+    for results in (elsewhere, Results.open(tmp_path)):
+        content = results.finish()
+        assert content is not None and content["environment"] == {"device": "cpu", "precision": "off"}
+
+
 def test_figures_come_again_from_predictions_alone(tmp_path: Path, finished: Path) -> None:
     for name in ("predictions", "settings.json"):
         (tmp_path / name).symlink_to(finished / name)
     (tmp_path / "cells").mkdir()
     results = Results.open(tmp_path)
     rescore(CPU, results)
-    again = results.finish({"device": "cpu"})
+    again = results.finish()
     before = json.loads((finished / "robustness.json").read_text())
     assert again is not None
     for name, cells in {**before["cells"], "clean": [before["clean"]]}.items():
@@ -212,6 +231,15 @@ def test_mce_is_the_mean_of_errors_relative_to_alexnets() -> None:
     assert {*ALEXNET} == {*CORRUPTIONS}
 
 
+def test_alexnets_errors_are_the_published_ones() -> None:
+    # As ImageNet-C's paper prints them, in the order noise, blur, weather, digital.
+    printed = [88.6, 89.4, 92.3, 82.0, 82.6, 78.6, 79.8, 86.7, 82.7, 81.9, 56.5, 85.3, 64.6, 71.8, 60.7]
+    for name, value in zip(CORRUPTIONS, printed, strict=True):
+        assert ALEXNET[name] == pytest.approx(value, abs=0.0501), name
+    half = {name: [{"error": 50.0}] * 5 for name in CORRUPTIONS}
+    assert mean_corruption_error(half)["value"] == pytest.approx(64.67, abs=0.02)  # the mean of 50 / printed
+
+
 def test_alexnet_is_the_baseline_of_imagenet_alone() -> None:
     classes = [f"n{number:08}" for number in range(1000)]
     assert has_baseline(classes, 224)
@@ -248,6 +276,10 @@ def test_a_trainers_result_gets_the_corrupted_error_as_a_fraction(tmp_path: Path
     assert not add_to_result(tmp_path, {**content, "source": "generated"})
     assert not add_to_result(tmp_path, {**content, "count": 7})
     assert json.loads(path.read_text())["corrupted"] == added
+    path.write_text(json.dumps(result))
+    assert add_to_result(tmp_path, {**content, "source": "generated", "frost": "made"})
+    assert json.loads(path.read_text())["corrupted"]["source"] == "generated (frost: made)"
+    assert add_to_result(tmp_path, content) and json.loads(path.read_text())["corrupted"] == added
 
 
 def test_the_names_of_cells_are_those_of_their_files() -> None:
@@ -257,9 +289,13 @@ def test_the_names_of_cells_are_those_of_their_files() -> None:
 
 def test_mce_is_in_the_results_where_alexnet_is_the_baseline(tmp_path: Path, finished: Path) -> None:
     (tmp_path / "cells").symlink_to(finished / "cells")
-    results = Results(tmp_path, {**HEADER, "baseline": True}, {"checkpoint": "abc"})
-    content = results.finish({})
+    results = Results(tmp_path, {**HEADER, "baseline": True}, {"checkpoint": "abc"}, {})
+    content = results.finish()
     assert content is not None and "baseline" not in content
     assert content["mce"] == mean_corruption_error(content["cells"])
     assert read_run(tmp_path).mce == content["mce"]
     assert f"mCE {content['mce']['value']:.2f} % (relative to AlexNet), official" in table(results)
+    made = {**HEADER, "baseline": True, "source": "generated", "frost": "made"}
+    results = Results(tmp_path, made, {"checkpoint": "abc"}, {})
+    content = results.finish()
+    assert content is not None and content["mce"] is None and "mCE" not in table(results)
