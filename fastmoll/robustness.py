@@ -109,7 +109,8 @@ class Results:
             OSError: it can't be written.
         """
         path = self.out / "settings.json"
-        if path.exists():
+        # Where nothing was evaluated yet, a wrong setting may still be put right.
+        if path.exists() and any((self.out / "cells").glob("*.json")):
             there = Results.open(self.out)
             before, now = there._fingerprint, self._fingerprint
             names = sorted(before.keys() | now.keys())

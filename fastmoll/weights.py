@@ -24,9 +24,9 @@ def read_file(path: Path) -> Any:
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
     except Exception as error:  # of many types, and with advice in many lines that is not for here
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         reason = "is damaged, or no PyTorch file of tensors and plain values" if path.stat().st_size else "is empty"
         raise ValueError(f"{path} {reason}") from error
 

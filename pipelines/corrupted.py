@@ -323,7 +323,7 @@ def image_size(path: str) -> tuple[int, int]:
     try:
         with Image.open(path) as image:
             return image.height, image.width
-    except OSError as error:
+    except (OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} can't be read as an image: {error}") from error
 
 

@@ -149,8 +149,15 @@ def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pat
         begun(tmp_path, seed=1)
 
 
+def test_settings_of_a_folder_where_nothing_was_evaluated_can_still_be_put_right(tmp_path: Path) -> None:
+    begun(tmp_path, seed=1)
+    results = begun(tmp_path, seed=2)
+    run(results, ALL[:1])
+    assert begun(tmp_path, seed=2).read(ALL[0]) is not None
+
+
 def test_a_corruption_whose_images_were_replaced_is_refused_by_name_and_a_new_one_is_not(tmp_path: Path) -> None:
-    begun(tmp_path, {"fog-1": "a"})
+    run(begun(tmp_path, {"fog-1": "a"}), ALL[:1])
     begun(tmp_path, {"frost-1": "b", "frost-2": "c"})
     begun(tmp_path, {"fog-1": "a", "frost-2": "c"})
     with pytest.raises(ValueError, match=r"another frost-2 \(digest of its images\): it was c and is now d; choose"):

@@ -131,6 +131,9 @@ def test_a_file_of_weights_is_loaded_as_it_is(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
+TRUNCATED = object()
+
+
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 @pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict"])
 def test_weights_are_found_where_other_scripts_put_them(tmp_path: Path, key: str, prefix: str) -> None:
@@ -190,6 +193,7 @@ def test_the_weights_in_a_checkpoint_are_those_that_were_evaluated(tmp_path: Pat
     [
         (b"", "is empty"),
         (b"not weights", "is damaged, or no PyTorch file"),
+        (TRUNCATED, "is damaged, or no PyTorch file"),
         ([1, 2], "holds no state dict"),
         ({1: torch.zeros(1)}, "holds no state dict"),
         ({"a": torch.eye(2).to_sparse()}, "holds no state dict"),
@@ -200,6 +204,9 @@ def test_the_weights_in_a_checkpoint_are_those_that_were_evaluated(tmp_path: Pat
 )
 def test_a_file_without_weights_is_named_with_the_reason(tmp_path: Path, content: Any, message: str) -> None:
     path = tmp_path / "w.pt"
+    if content is TRUNCATED:
+        torch.save({"a": torch.zeros(10_000)}, path)
+        content = path.read_bytes()[:5000]
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(ValueError, match=rf"^--model\.weights: .*w\.pt {message}"):
         load_weights(build_model("squeezenet1_1", 3, 64), "squeezenet1_1", str(path))
