@@ -48,7 +48,9 @@ def add(commands: Any) -> None:
         default=argparse.SUPPRESS,
         metavar="SET",
         help="generated (the default): made from DATA as it goes; official:PATH: the folder of ImageNet-C, "
-        "CIFAR-10/100-C or TinyImageNet-C, or of a set that fastmoll corrupt wrote",
+        "CIFAR-10/100-C or TinyImageNet-C, or of a set that fastmoll corrupt wrote. Generated frost needs the "
+        "published pictures, from the folder $FASTMOLL_FROST or the package imagecorruptions-imaug; without them it is "
+        "made from others",
     )
     evaluate.add_argument(
         "--out",
@@ -230,7 +232,13 @@ def _show(process: Process, results: Results, finished: bool) -> None:
     from fastmoll.robustness import table
 
     say(process, "\n" + table(results))
-    say(process, str(results.out / "robustness.json") if finished else f"{results.out}: not all cells are done yet")
+    if finished:
+        say(process, str(results.out / "robustness.json"))
+    else:
+        say(
+            process,
+            f"{results.out}: a report needs all 75 cells and the clean images; evaluate again to add the others",
+        )
 
 
 def _open(args: argparse.Namespace) -> tuple[Checkpoint, StoredImages, CorruptedSet | None, list[Cell]]:

@@ -63,13 +63,16 @@ def run(args: argparse.Namespace) -> int:
         OSError: the folder cannot be written.
     """
     from fastmoll.report import report
+    from fastmoll.report_runs import find_unfinished
 
     written = report(args.runs, args.out, images=args.images)
     tables = [table for table in written.tables if table.rows]
     figures = [figure for figure in written.figures if figure.png is not None]
     left_out = [(table.title, table.note) for table in written.tables if not table.rows]
     left_out += [(figure.title, figure.caption) for figure in written.figures if figure.png is None]
-    lines = [f"left out: {title}: {reason}" for title, reason in left_out]
+    unfinished = [folder for path in args.runs for folder in find_unfinished(path)]
+    lines = [f"left out: {folder}: not all 75 cells are evaluated" for folder in unfinished]
+    lines += [f"left out: {title}: {reason}" for title, reason in left_out]
     lines.append(
         f"{len(tables)} tables and {len(figures)} figures in {written.page.parent}; the page is {written.page}"
     )

@@ -91,10 +91,18 @@ def write_corrupted(
     quality = check_integer("quality", quality, 1, 96)
     threads = len(os.sched_getaffinity(0)) if threads is None else check_integer("threads", threads, 1)
     images = open_clean(data, split, size)
+    absent = [
+        name
+        for name, count in zip(images.classes, np.bincount(images.labels, minlength=len(images.classes)), strict=True)
+        if count == 0
+    ]
+    if absent:
+        raise ValueError(f"{images.root} has no images of {', '.join(map(repr, absent[:5]))} in its {split} split")
     if layout == "auto":
         layout = "cifar-c" if images.size <= _ARRAYS_UP_TO else "imagenet-c"
     if layout == "cifar-c" and levels != SEVERITIES:
-        raise ValueError(f"severities must be all of 1 to 5 in the layout cifar-c, got {', '.join(map(str, levels))}")
+        given = ", ".join(map(str, levels))
+        raise ValueError(f"severities must be all of 1 to 5 in the layout cifar-c (imagenet-c takes some), got {given}")
     files = _file_names(images) if layout == "imagenet-c" else []
     settings: dict[str, Any] = {
         "data": images.name,

@@ -18,7 +18,8 @@ def labels(groups: Sequence[Group]) -> list[str]:
     differing = {key for key in (parts[0] if parts else ()) if len({part[key] for part in parts}) > 1}
     known = any(group.run.augment is not None or group.run.mollify is not None for group in groups)
     shown = differing | ({"training"} if known else {"net"})
-    return [", ".join(text for key, text in part.items() if key in shown and text) for part in parts]
+    names = [", ".join(text for key, text in part.items() if key in shown and text) for part in parts]
+    return [name.replace("$", r"\$") for name in names]  # Matplotlib would take what follows for mathematics
 
 
 def differing_settings(groups: Sequence[Group]) -> list[str]:

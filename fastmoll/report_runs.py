@@ -215,8 +215,14 @@ def find_runs(path: str | Path) -> list[Path]:
         if found:
             return found
     begun = next((x for x in ("cells", "robustness-*/cells", "*/robustness-*/cells") if any(place.glob(x))), None)
-    reason = "its evaluation is not finished; start it again to go on" if begun else "evaluate a checkpoint first"
+    reason = "not all 75 cells are evaluated; evaluate again to add them" if begun else "evaluate a checkpoint first"
     raise ValueError(f"{place} has no {_FILE}: {reason}")
+
+
+def find_unfinished(path: str | Path) -> list[Path]:
+    """The folders of evaluations under a path, as for `find_runs`, that lack some of their cells."""
+    found = [cells for stem in ("", "robustness-*/", "*/robustness-*/") for cells in Path(path).glob(f"{stem}cells")]
+    return sorted(cells.parent for cells in found if not (cells.parent / _FILE).exists())
 
 
 def read_run(folder: str | Path) -> RunResult:

@@ -14,7 +14,7 @@ from fake_runs import NAMES, fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS
 from fastmoll.report_labels import labels
-from fastmoll.report_runs import Group, find_runs, group_seeds, read_run
+from fastmoll.report_runs import Group, find_runs, find_unfinished, group_seeds, read_run
 
 
 def write(folder: Path, **values: Any) -> Path:
@@ -56,7 +56,8 @@ def test_a_sweeps_folder_is_all_of_its_finished_runs(tmp_path: Path) -> None:
     runs = fake_runs(tmp_path / "sweep", seeds=(0,), count=40)
     (tmp_path / "sweep" / "begun" / "robustness-generated" / "cells").mkdir(parents=True)
     assert [x.parent.parent for x in find_runs(tmp_path / "sweep")] == sorted(runs)
-    with pytest.raises(ValueError, match=r"begun has no robustness.json: its evaluation is not finished"):
+    assert find_unfinished(tmp_path / "sweep") == [tmp_path / "sweep" / "begun" / "robustness-generated"]
+    with pytest.raises(ValueError, match=r"begun has no robustness.json: not all 75 cells are evaluated"):
         read_run(tmp_path / "sweep" / "begun")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no robustness.json: evaluate a checkpoint first"):
@@ -228,6 +229,7 @@ def test_a_label_leaves_out_what_all_runs_share_and_names_a_single_role(tmp_path
         {"mollify": True, "settings": shared},
         {"mollify": True, "settings": {**shared, "mollify.roles": [1.0, 1.0, 0.0]}},
         {"mollify": True, "settings": {**shared, "mollify.beta": [1.0, 3.0]}},
+        {"mollify": False, "settings": {**shared, "data.name": "$5$"}},
     ]
     runs = [read_run(write(tmp_path / str(i), augment="fcr", **changes)) for i, changes in enumerate(trained)]
     assert labels(group_seeds(runs)) == [
@@ -235,4 +237,5 @@ def test_a_label_leaves_out_what_all_runs_share_and_names_a_single_role(tmp_path
         "fcr + mollification",
         "fcr + noise alone",
         "fcr + mollification, mollify.beta=1.0,3.0",
+        r"fcr, data.name=\$5\$",  # no mathematics in Matplotlib
     ]
