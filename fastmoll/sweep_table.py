@@ -48,7 +48,7 @@ class Row:
         seeds: Number of runs; None where the paper doesn't say.
         means: Mean of each metric, errors in %.
         deviations: Standard deviation, likewise; none for a single run.
-        corrupted_set: ``"official"`` or ``"generated"`` corrupted images, as the results say.
+        corrupted_set: The corrupted images, as the results say: ``"official"``, ``"generated (frost: made)"``, ...
     """
 
     data: str
