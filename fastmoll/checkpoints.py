@@ -92,6 +92,19 @@ class Checkpoint:
         return data_name(place) in (images.name, data_name(data))
 
     @property
+    def data(self) -> tuple[str, str | None]:
+        """What it was trained on, as the first and the last argument of `open_clean`.
+
+        Raises:
+            ValueError: the checkpoint doesn't say.
+        """
+        ours = self.config.get("data", {})
+        name, path = ours.get("name"), ours.get("path")
+        if name is None and path is None:
+            raise ValueError(f"--data must be given: {self.name} does not say what it was trained on")
+        return (str(path), None) if name is None else (str(name), path)
+
+    @property
     def training(self) -> dict[str, Any]:
         """How it was trained, as results say it: ``augment``, ``mollify``, ``seed``, ``settings``."""
         if not self.config:

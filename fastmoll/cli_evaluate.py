@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
         default=argparse.SUPPRESS,
         metavar="DATA",
         help="clean images, as for training: cifar10, cifar100, tinyimagenet or digits, an archive or a folder of "
-        "theirs, a folder of .npy files, or DATA/[split/]class/image.JPEG",
+        "theirs, a folder of .npy files, or DATA/[split/]class/image.JPEG (default: what a run of ours was trained on)",
     )
     evaluate.add_argument(
         "--corrupted",
@@ -121,13 +121,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: arguments that don't go together.
     """
-    rescoring, needed = hasattr(args, "rescore"), ("checkpoint", "data")
-    given = [x for x in ((*needed, *_OPTIONAL) if rescoring else needed) if hasattr(args, x)]
+    rescoring = hasattr(args, "rescore")
+    given = [x for x in ("checkpoint", "data", *_OPTIONAL) if hasattr(args, x)]
     if rescoring and given:
         raise ValueError(f"--rescore needs nothing but its folder, got {', '.join(map(_option, given))}")
-    if not rescoring and len(given) < 2:
-        lacking = [_option(x) for x in ("checkpoint", "data") if x not in given]
-        raise ValueError(f"{', '.join(lacking)} must be given (see fastmoll evaluate --help)")
+    if not rescoring and "checkpoint" not in given:
+        raise ValueError("CHECKPOINT must be given (see fastmoll evaluate --help)")
     # Loaded here: --help should not wait for torch.
     from fastmoll.distributed import together
 
@@ -268,7 +267,10 @@ def _open(args: argparse.Namespace) -> tuple[Checkpoint, StoredImages, Corrupted
         if hasattr(args, "size") and size != corrupted.size:
             raise ValueError(f"--size must be {corrupted.size}, that of the images in {place}, got {size}")
         size = corrupted.size
-    clean = open_clean(args.data, args.split, size)
+    where = None
+    if not hasattr(args, "data"):
+        args.data, where = checkpoint.data
+    clean = open_clean(args.data, args.split, size, where)
     checkpoint.check_classes(clean.classes, clean.root)
     if corrupted is not None:
         if corrupted.classes != clean.classes:

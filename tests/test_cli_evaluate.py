@@ -130,7 +130,7 @@ def test_generated_images_are_those_of_corrupt_and_some_cells_can_be_asked_for(
     mine: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = [mine, "--data", data, "--corrupted", "generated", "--out", out, *SOME, "--seed", "4"]
+    arguments = [mine, "--out", out, *SOME, "--seed", "4"]  # on generated images of the data of its training
     assert run(*arguments, "--batch-size", "7", "--predictions") == 0
     assert sorted(cells(out)) == ["clean", "fog-2", "fog-5", "gaussian_noise-2", "gaussian_noise-5"]
     assert not (out / "robustness.json").exists() and "a report needs all 75 cells" in capsys.readouterr().out
@@ -275,8 +275,10 @@ def test_bad_input_is_one_line_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_must_be_given_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "--data must be given" in fails(capsys, "x.pt")
+def test_what_must_be_given_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path) -> None:
+    shutil.copy(trained / "model.pt", tmp_path / "foreign.pt")
+    message = fails(capsys, tmp_path / "foreign.pt", "--net", "shufflenet_v2_x0_5", "--device", "cpu")
+    assert re.search(r"--data must be given: .*foreign.pt does not say what it was trained on", message)
     assert "CHECKPOINT must be given" in fails(capsys, "--data", "digits", "--corrupted", "generated")
     assert "--rescore needs nothing but its folder, got CHECKPOINT" in fails(capsys, "x.pt", "--rescore", tmp_path)
     assert "holds no evaluation" in fails(capsys, "--rescore", tmp_path)
