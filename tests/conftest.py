@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 # Read when Triton is first imported: without a card, its kernels run in the interpreter, on CPU tensors.
 if not torch.cuda.is_available():
@@ -75,3 +76,24 @@ def triton_interpreter() -> None:
             tensor.__index__ = lambda self: int(self.handle.data.item())
 
         interpreter._patch_lang_tensor = patch_index_too
+
+
+@pytest.fixture(scope="module")
+def four_photographs() -> Tensor:
+    """The centres of four photographs, uint8 ``(4, 3, 224, 224)``."""
+    data = pytest.importorskip("skimage.data")
+    found = []
+    for whole in (data.astronaut(), data.chelsea(), data.coffee(), data.rocket()):
+        top, left = (whole.shape[0] - 224) // 2, (whole.shape[1] - 224) // 2
+        found.append(torch.from_numpy(whole[top : top + 224, left : left + 224].copy()))
+    return torch.stack(found).permute(0, 3, 1, 2).contiguous()
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def corruption_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of the two ways to compute."""
+    if request.param == "torch":
+        monkeypatch.setattr("fastmoll.kernels.corruption_job.installed", lambda package: False)
+    else:
+        pytest.importorskip("numba")
+    return str(request.param)

@@ -35,17 +35,6 @@ DRAWS = {"glass_blur": 4, "motion_blur": 40}
 TOLERANCE = {"defocus_blur": 0.1, "glass_blur": 0.3, "motion_blur": 0.4, "zoom_blur": 0.05}
 
 
-@pytest.fixture(scope="module")
-def photographs() -> Tensor:
-    """The centres of four photographs, uint8 ``(4, 3, 224, 224)``."""
-    data = pytest.importorskip("skimage.data")
-    found = []
-    for whole in (data.astronaut(), data.chelsea(), data.coffee(), data.rocket()):
-        top, left = (whole.shape[0] - 224) // 2, (whole.shape[1] - 224) // 2
-        found.append(torch.from_numpy(whole[top : top + 224, left : left + 224].copy()))
-    return torch.stack(found).permute(0, 3, 1, 2).contiguous()
-
-
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain torch, as on a GPU, in place of compiled code."""
@@ -263,20 +252,20 @@ def test_a_gpu_need_not_wait_for_values(name: str, fake_gpu: FakeTensorMode) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ALL)
-def test_a_gpu_gives_the_picture_of_the_cpu(name: str, photographs: Tensor) -> None:
+def test_a_gpu_gives_the_picture_of_the_cpu(name: str, four_photographs: Tensor) -> None:
     for severity in range(1, 6):
-        ours = corrupt(photographs.cuda(), name, severity, seed=3).cpu().int()
-        difference = (ours - corrupt(photographs, name, severity, seed=3).int()).abs()
+        ours = corrupt(four_photographs.cuda(), name, severity, seed=3).cpu().int()
+        difference = (ours - corrupt(four_photographs, name, severity, seed=3).int()).abs()
         assert difference.max() <= 1 and (difference > 0).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_photographs_come_out_as_from_a_published_generator(name: str, photographs: Tensor) -> None:
+def test_photographs_come_out_as_from_a_published_generator(name: str, four_photographs: Tensor) -> None:
     draws = DRAWS.get(name, 1)
     for severity, (mean, distance) in enumerate(PUBLISHED[name], 1):
         means, distances = [], []
         for index in torch.arange(4 * draws).split(40):
-            images = photographs[index % 4]
+            images = four_photographs[index % 4]
             ours = corrupt(images, name, severity, index=index).float()
             means.append(ours.mean((1, 2, 3)))
             distances.append((ours - images).square_().mean((1, 2, 3)).sqrt())
@@ -284,13 +273,13 @@ def test_photographs_come_out_as_from_a_published_generator(name: str, photograp
         assert torch.cat(distances).mean().item() == pytest.approx(distance, abs=TOLERANCE[name])
 
 
-def test_photographs_come_out_as_from_the_installed_generator(photographs: Tensor) -> None:
+def test_photographs_come_out_as_from_the_installed_generator(four_photographs: Tensor) -> None:
     peer = pytest.importorskip("imagecorruptions")
     generate: Callable[..., Any] = peer.corrupt
     for name in ("defocus_blur", "zoom_blur", "brightness"):
         for severity in range(1, 6):
-            ours = corrupt(photographs, name, severity).permute(0, 2, 3, 1).double().numpy()
-            for image, found in zip(photographs.permute(0, 2, 3, 1).numpy(), ours, strict=True):
+            ours = corrupt(four_photographs, name, severity).permute(0, 2, 3, 1).double().numpy()
+            for image, found in zip(four_photographs.permute(0, 2, 3, 1).numpy(), ours, strict=True):
                 theirs = generate(image, corruption_name=name, severity=severity).astype(np.float64)
                 assert abs(found - theirs).max() <= 1 and abs(found - theirs).mean() < 0.3
 

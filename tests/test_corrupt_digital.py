@@ -29,16 +29,6 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two ways to compute."""
-    if request.param == "torch":
-        monkeypatch.setattr(corruption_job, "installed", lambda package: False)
-    elif not installed("numba"):
-        pytest.skip("numba is not installed")
-    return str(request.param)
-
-
 def images(height: int, width: int) -> Tensor:
     """A photograph and noise, which leaves no rule of a codec untried."""
     picture = photographs(max(height, width, 32))[12, :height, :width]
@@ -60,7 +50,7 @@ def corrupted(name: str, x: Tensor, severity: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_contrast_is_the_published_formula(backend: str, height: int, width: int) -> None:
+def test_contrast_is_the_published_formula(corruption_backend: str, height: int, width: int) -> None:
     x = images(height, width)
     for severity in SEVERITIES:
         (factor,) = constants("contrast", severity, min(height, width))
@@ -73,7 +63,7 @@ def test_contrast_is_the_published_formula(backend: str, height: int, width: int
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_pixelate_has_the_bits_of_pillow_on_squares(backend: str, height: int, width: int) -> None:
+def test_pixelate_has_the_bits_of_pillow_on_squares(corruption_backend: str, height: int, width: int) -> None:
     x = images(height, width)
     for severity in SEVERITIES:
         (share,) = constants("pixelate", severity, min(height, width))
@@ -101,7 +91,7 @@ def test_areas_are_pillows_for_every_size_and_share() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_jpeg_has_the_bits_of_pillow(backend: str, height: int, width: int) -> None:
+def test_jpeg_has_the_bits_of_pillow(corruption_backend: str, height: int, width: int) -> None:
     x = images(height, width)
     for severity in SEVERITIES:
         quality = int(constants("jpeg_compression", severity, min(height, width))[0])
@@ -142,7 +132,9 @@ def _uniform(severity: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (64, 64), (224, 224), (48, 35)])
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_elastic_transform_is_scipys_with_the_same_draws(backend: str, height: int, width: int, severity: int) -> None:
+def test_elastic_transform_is_scipys_with_the_same_draws(
+    corruption_backend: str, height: int, width: int, severity: int
+) -> None:
     x = images(height, width)
     tall, sigma, shift = constants("elastic_transform", severity, min(height, width))
     draws = _uniform(severity, 8 + 2 * height * width)
@@ -174,7 +166,7 @@ def test_smoothing_is_scipys_gaussian_filter(size: int, sigma: float) -> None:
     np.testing.assert_allclose(corrupt_digital.smoothing(size, sigma) @ x, expected, rtol=0, atol=1e-13)
 
 
-def test_points_on_a_line_still_give_a_picture(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_on_a_line_still_give_a_picture(corruption_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first two of the drawn places coincide.
     x, shift = images(32, 32), constants("elastic_transform", 1, 32)[2]
     places = torch.tensor([[0.5, 0.5 - 10 / shift, 0.5, 0.5 + 10 / shift, 0.5, 0.5]]).repeat(2, 1)

@@ -27,16 +27,6 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two ways to compute."""
-    if request.param == "torch":
-        monkeypatch.setattr(corruption_job, "installed", lambda package: False)
-    elif not installed("numba"):
-        pytest.skip("numba is not installed")
-    return str(request.param)
-
-
 def images(height: int, width: int) -> Tensor:
     pictures = photographs(max(height, width))[[0, 5, 12], :height, :width]
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
@@ -55,7 +45,9 @@ def words(name: str, x: Tensor, severity: int) -> tuple[Tensor, ...]:
 # The second is no multiple of a block of four words, the third longer than what is drawn at a time.
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (47, 33), (64, 100)])
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_gaussian_noise_adds_the_normals_of_each_value(backend: str, height: int, width: int, severity: int) -> None:
+def test_gaussian_noise_adds_the_normals_of_each_value(
+    corruption_backend: str, height: int, width: int, severity: int
+) -> None:
     x = images(height, width)
     scale = constants("gaussian_noise", severity, min(height, width))[0]
     normals = philox.normal(words("gaussian_noise", x, severity), torch.float64)[:, : x[0].numel()].reshape(x.shape)
@@ -69,7 +61,7 @@ def test_gaussian_noise_adds_the_normals_of_each_value(backend: str, height: int
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 @pytest.mark.parametrize("size", [32, 120])
-def test_shot_noise_is_the_poisson_quantile_of_each_value(backend: str, size: int, severity: int) -> None:
+def test_shot_noise_is_the_poisson_quantile_of_each_value(corruption_backend: str, size: int, severity: int) -> None:
     x = images(size, size)
     photons = constants("shot_noise", severity, size)[0]
     uniform = torch.stack(words("shot_noise", x, severity), 2).flatten(1)[:, : x[0].numel()].reshape(x.shape)
@@ -79,7 +71,7 @@ def test_shot_noise_is_the_poisson_quantile_of_each_value(backend: str, size: in
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_impulse_noise_strikes_the_published_share_of_values(backend: str, severity: int) -> None:
+def test_impulse_noise_strikes_the_published_share_of_values(corruption_backend: str, severity: int) -> None:
     x = images(64, 100).clamp(1, 254)
     share = constants("impulse_noise", severity, 64)[0]
     out = noise("impulse_noise", x, severity)
@@ -101,7 +93,7 @@ def test_table_of_photons_is_the_distribution_function(photons: int) -> None:
     np.testing.assert_array_equal(grey, (np.arange(photons + 1) / photons * 255).astype(np.uint8))
 
 
-def test_black_stays_black_under_shot_noise(backend: str) -> None:
+def test_black_stays_black_under_shot_noise(corruption_backend: str) -> None:
     black = torch.zeros(3, 3, 48, 48, dtype=torch.uint8)
     for severity in SEVERITIES:
         assert not noise("shot_noise", black, severity).any()

@@ -35,17 +35,6 @@ TOLERANCE = {"snow": 0.6, "fog": 2.5, "brightness": 0.05}
 CASES = [(32, 32, 32), (64, 64, 64), (224, 224, 224), (40, 35, 32), (130, 121, 224)]
 
 
-@pytest.fixture(scope="module")
-def photographs() -> Tensor:
-    """The centres of four photographs, uint8 ``(4, 3, 224, 224)``."""
-    data = pytest.importorskip("skimage.data")
-    found = []
-    for whole in (data.astronaut(), data.chelsea(), data.coffee(), data.rocket()):
-        top, left = (whole.shape[0] - 224) // 2, (whole.shape[1] - 224) // 2
-        found.append(torch.from_numpy(whole[top : top + 224, left : left + 224].copy()))
-    return torch.stack(found).permute(0, 3, 1, 2).contiguous()
-
-
 @pytest.fixture
 def textures() -> Iterator[None]:
     """Textures looked for anew, in this test and after it."""
@@ -173,12 +162,12 @@ def test_brightness_is_that_of_scikit_image(size: int, severity: int) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_photographs_come_out_as_from_a_published_generator(name: str, photographs: Tensor) -> None:
+def test_photographs_come_out_as_from_a_published_generator(name: str, four_photographs: Tensor) -> None:
     draws = DRAWS.get(name, 1)
     for severity, (mean, distance) in enumerate(PUBLISHED[name], 1):
         means, distances = [], []
         for index in torch.arange(4 * draws).split(40):
-            images = photographs[index % 4]
+            images = four_photographs[index % 4]
             ours = corrupt(images, name, severity, index=index).float()
             means.append(ours.mean((1, 2, 3)))
             distances.append((ours - images).square_().mean((1, 2, 3)).sqrt())
