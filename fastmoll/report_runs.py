@@ -173,9 +173,14 @@ def group_seeds(runs: Iterable[RunResult]) -> list[Group]:
     return [Group(tuple(sorted(members, key=_seed))) for members in groups.values()]
 
 
+def label_images(source: str, frost: str | None) -> str:
+    """What stands beside every corrupted figure: ``"official"``, ``"generated (frost: made)"``, ..."""
+    return source if frost is None else f"{source} (frost: {frost})"
+
+
 def image_set(run: RunResult) -> str:
-    """The label that every corrupted figure of a run carries: ``"official"``, ``"generated (frost: made)"``, ..."""
-    return run.source if run.frost is None else f"{run.source} (frost: {run.frost})"
+    """`label_images` of a run."""
+    return label_images(run.source, run.frost)
 
 
 def _key(run: RunResult) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
 from fastmoll.metrics import ClassificationMetrics, mean_corruption_error
 from fastmoll.output import bar, say, write_json
 from fastmoll.predictions import Recorder, gather_predictions, read_predictions, write_predictions
+from fastmoll.report_runs import label_images
 from fastmoll.scoring import check_count, figures, score
 
 Cell = tuple[str, int] | None
@@ -295,14 +296,9 @@ def is_imagenet(classes: Sequence[str]) -> bool:
     return len(classes) == 1000 and all(len(x) == 9 and x[0] == "n" and x[1:].isdecimal() for x in classes)
 
 
-def label(header: Mapping[str, Any]) -> str:
-    """What stands beside every corrupted figure: ``"official"``, ``"generated (frost: made)"``."""
-    source, frost = header["source"], header["frost"]
-    return f"{source} (frost: {frost})" if frost else str(source)
-
-
 def table(results: Results) -> str:
     """The figures of the cells that are done, as a table for reading."""
+    images = label_images(results.header["source"], results.header["frost"])
     found = {cell: results.read(cell) for cell in ALL}
     rows = []
     if (clean := found[None]) is not None:
@@ -317,16 +313,17 @@ def table(results: Results) -> str:
     heads = f"{'error, %':<18}" + "".join(f"{severity:>7}" for severity in SEVERITIES)
     heads += "".join(f"{name:>10}" for name in ("mean", "NLL", "ECE", "ECE/100"))
     line = "─" * len(heads)
-    lines = [f"{results.header['net']} on {results.header['data']}, corrupted images {label(results.header)}", line]
+    lines = [
+        f"{results.header['net']} on {results.header['data']}, corrupted images {images}",
+        line,
+    ]
     lines += [heads, *rows, line]
     if done:
         title = "corrupted" if len(done) == len(ALL) - 1 else f"{len(done)} of {len(ALL) - 1} cells"
         lines += [_row(title, [], done), line]
     if len(done) == len(ALL) - 1 and results.has_mce:
         cells = {name: [found[name, severity] or {} for severity in SEVERITIES] for name in CORRUPTIONS}
-        lines.append(
-            f"mCE {mean_corruption_error(cells)['value']:.2f} % (relative to AlexNet), {label(results.header)}"
-        )
+        lines.append(f"mCE {mean_corruption_error(cells)['value']:.2f} % (relative to AlexNet), {images}")
     return "\n".join(lines)
 
 
@@ -351,7 +348,10 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> bool:
             if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
                 return False
             # The trainer's errors are fractions.
-            result["corrupted"] = {"error": content["corrupted"]["error"] / 100, "source": label(content)}
+            result["corrupted"] = {
+                "error": content["corrupted"]["error"] / 100,
+                "source": label_images(content["source"], content["frost"]),
+            }
             write_json(path, result)
             return True
     return False
