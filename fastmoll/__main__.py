@@ -2,7 +2,7 @@
 
 import sys
 
-from fastmoll.cli import main
+from fastmoll.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

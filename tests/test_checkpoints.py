@@ -1,4 +1,4 @@
-"""Tests of fastmoll.checkpoints."""
+"""Tests of fastmoll.robustness.checkpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 from torchvision import models
 
-from fastmoll.checkpoints import digest, find_checkpoint
 from fastmoll.pipelines import MEAN, STD
-from fastmoll.stored_images import StoredImages
+from fastmoll.robustness.checkpoints import digest, find_checkpoint
+from fastmoll.robustness.stored_images import StoredImages
 from fastmoll.train.config import parse, parse_small, with_standardisation
 from fastmoll.weights import build_model
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import fastmoll
-from fastmoll.cli import main
+from fastmoll.cli.main import main
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -159,7 +159,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(arguments, tmp_path: Path):
 
 def test_help_loads_neither_torch_nor_dali():
     code = (
-        "import sys; from fastmoll.cli import main; main(['--help']);"
+        "import sys; from fastmoll.cli.main import main; main(['--help']);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'nvidia.dali', 'triton')))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
@@ -170,4 +170,4 @@ def test_the_installed_command_is_this_one():
         entries = importlib.metadata.distribution("fastmoll").entry_points
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("fastmoll is not installed, only on the path")
-    assert entries["fastmoll"].value == "fastmoll.cli:main"
+    assert entries["fastmoll"].value == "fastmoll.cli.main:main"

@@ -20,14 +20,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fastmoll import cli_corrupt, corrupted_writer
-from fastmoll.corrupted_writer import write_corrupted
+from fastmoll.cli import corrupt as cli_corrupt
 from fastmoll.corruptions import corrupt
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.output import lock
 from fastmoll.pipelines.corrupted import DESCRIPTION, open_corrupted
 from fastmoll.pipelines.small import SmallData
-from fastmoll.stored_images import open_clean
+from fastmoll.robustness import writer as corrupted_writer
+from fastmoll.robustness.stored_images import open_clean
+from fastmoll.robustness.writer import write_corrupted
 
 Make = Callable[..., Path]
 
@@ -181,7 +182,7 @@ def test_a_killed_process_is_gone_on_with(tmp_path: Path) -> None:
     np.save(tmp_path / "val.npy", data.images)
     np.save(tmp_path / "val_labels.npy", data.labels)
     code = (
-        "import sys; from fastmoll.corrupted_writer import write_corrupted; "
+        "import sys; from fastmoll.robustness.writer import write_corrupted; "
         f"write_corrupted({str(tmp_path)!r}, {str(out)!r}, corruptions={SOME}, threads=1)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -276,7 +277,7 @@ def test_two_images_that_would_get_one_name_are_refused(make_tree: Make, tmp_pat
 
 
 def test_the_parser_waits_for_no_torch(tmp_path: Path) -> None:
-    code = "import sys, fastmoll.cli_corrupt; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'PIL')))"
+    code = "import sys, fastmoll.cli.corrupt; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'PIL')))"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -18,12 +18,12 @@ import pytest
 import torch
 from processes import CONTEXT
 
-from fastmoll.cli import main
-from fastmoll.corrupted_loader import CorruptedLoader
+from fastmoll.cli.main import main
 from fastmoll.corruptions import CORRUPTIONS, corrupt
 from fastmoll.output import lock
 from fastmoll.pipelines.small import read_small
-from fastmoll.report_runs import read_run
+from fastmoll.report.runs import read_run
+from fastmoll.robustness.loader import CorruptedLoader
 from fastmoll.scoring import evaluate
 from fastmoll.train.small_images import main as train
 from fastmoll.weights import build_model, load_weights

@@ -14,14 +14,14 @@ from PIL import Image
 from torch import Tensor
 
 from fastmoll import BadImageError, ImageNetLoader, SmallImageLoader
-from fastmoll.corrupted_loader import CorruptedLoader, cell_digests
-from fastmoll.corrupted_writer import write_corrupted
 from fastmoll.corruptions import corrupt
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.corrupted import open_corrupted
 from fastmoll.pipelines.small import SmallData
-from fastmoll.stored_images import open_clean
+from fastmoll.robustness.loader import CorruptedLoader, cell_digests
+from fastmoll.robustness.stored_images import open_clean
+from fastmoll.robustness.writer import write_corrupted
 
 Make = Callable[..., Path]
 

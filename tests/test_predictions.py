@@ -1,4 +1,4 @@
-"""Tests of fastmoll.predictions."""
+"""Tests of fastmoll.robustness.predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from processes import CONTEXT
 
 from fastmoll.distributed import Process
-from fastmoll.predictions import (
+from fastmoll.robustness.predictions import (
     Predictions,
     Recorder,
     check_parquet,

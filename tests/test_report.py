@@ -16,14 +16,14 @@ import pytest
 from fake_runs import fake_result, fake_runs, write_run
 from PIL import Image
 
-from fastmoll import cli_report
-from fastmoll import report as report_module
+from fastmoll.cli import report as cli_report
+from fastmoll.report import write as report_module
 
 pytest.importorskip("matplotlib")
 
-from fastmoll.report import report
-from fastmoll.report_runs import Group
-from fastmoll.report_style import Figure
+from fastmoll.report.runs import Group
+from fastmoll.report.style import Figure
+from fastmoll.report.write import report
 
 
 def command(*words: object) -> int:
@@ -202,7 +202,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
 
 def test_the_command_is_known_without_loading_what_draws() -> None:
     code = (
-        "import json, sys; import fastmoll, fastmoll.cli_report, fastmoll.report_tables\n"
+        "import json, sys; import fastmoll, fastmoll.cli.report, fastmoll.report.tables\n"
         "names = 'matplotlib', 'pyarrow', 'jinja2', 'triton', 'nvidia.dali', 'numba'\n"
         "print(json.dumps([x for x in names if x in sys.modules]))"
     )

@@ -11,11 +11,11 @@ import pytest
 from browser import Page, browser, find_browser
 from fake_runs import fake_runs
 
-from fastmoll.report_figures import all_figures
-from fastmoll.report_page import write_page
-from fastmoll.report_runs import group_seeds, read_run
-from fastmoll.report_table import Number, Table
-from fastmoll.report_tables import all_tables, in_order
+from fastmoll.report.figures import all_figures
+from fastmoll.report.page import write_page
+from fastmoll.report.runs import group_seeds, read_run
+from fastmoll.report.table import Number, Table
+from fastmoll.report.tables import all_tables, in_order
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here: apt-get install chromium")

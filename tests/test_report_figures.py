@@ -16,13 +16,13 @@ import pytest
 from fake_runs import NAMES, fake_result, fake_runs, write_run
 from PIL import Image
 
-from fastmoll import report_figures
-from fastmoll import report_figures_method as method
-from fastmoll import report_figures_runs as of_runs
-from fastmoll.report_figures import all_figures
-from fastmoll.report_figures_ablations import ablations, find_sweeps
-from fastmoll.report_runs import Group, group_seeds, read_run
-from fastmoll.report_style import style, write
+from fastmoll.report import figures as report_figures
+from fastmoll.report import figures_method as method
+from fastmoll.report import figures_runs as of_runs
+from fastmoll.report.figures import all_figures
+from fastmoll.report.figures_ablations import ablations, find_sweeps
+from fastmoll.report.runs import Group, group_seeds, read_run
+from fastmoll.report.style import style, write
 
 pytest.importorskip("matplotlib")
 
@@ -303,5 +303,5 @@ def test_drawing_leaves_the_users_matplotlib_as_it_was(results: list[Path], tmp_
 
 
 def test_importing_the_figures_loads_no_matplotlib() -> None:
-    code = "import sys, fastmoll.report_figures; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, fastmoll.report.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

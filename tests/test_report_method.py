@@ -13,10 +13,10 @@ from PIL import Image
 from scipy.fft import dctn, idctn
 from torch import Tensor
 
-from fastmoll import report_figures_method as method
 from fastmoll.corruptions import corrupt
-from fastmoll.report_measures import information, label_density, radial_profile, read_images, spectral_change
-from fastmoll.report_style import style
+from fastmoll.report import figures_method as method
+from fastmoll.report.measures import information, label_density, radial_profile, read_images, spectral_change
+from fastmoll.report.style import style
 
 pytest.importorskip("matplotlib")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fastmoll.report_page import write_page
-from fastmoll.report_style import Figure
-from fastmoll.report_table import Number, Table
+from fastmoll.report.page import write_page
+from fastmoll.report.style import Figure
+from fastmoll.report.table import Number, Table
 
 pytest.importorskip("matplotlib")
 

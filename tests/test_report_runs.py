@@ -13,8 +13,8 @@ import pytest
 from fake_runs import NAMES, fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS
-from fastmoll.report_labels import labels
-from fastmoll.report_runs import Group, find_runs, find_unfinished, group_seeds, read_run
+from fastmoll.report.labels import labels
+from fastmoll.report.runs import Group, find_runs, find_unfinished, group_seeds, read_run
 
 
 def write(folder: Path, **values: Any) -> Path:

@@ -17,9 +17,9 @@ from fake_runs import fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.paper import published
-from fastmoll.report_runs import Group, group_seeds, read_run
-from fastmoll.report_table import Number, Table, Value, as_text, escape_latex
-from fastmoll.report_tables import all_tables, architectures, benchmark, in_order, make_pairs, paper_check
+from fastmoll.report.runs import Group, group_seeds, read_run
+from fastmoll.report.table import Number, Table, Value, as_text, escape_latex
+from fastmoll.report.tables import all_tables, architectures, benchmark, in_order, make_pairs, paper_check
 
 NETS = ("presnet50", "wrn40")
 

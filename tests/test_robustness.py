@@ -1,4 +1,4 @@
-"""Tests of fastmoll.robustness."""
+"""Tests of fastmoll.robustness.results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fastmoll.distributed import Process, Stop
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.metrics import ALEXNET, mean_corruption_error
-from fastmoll.report_runs import read_run
-from fastmoll.robustness import (
+from fastmoll.report.runs import read_run
+from fastmoll.robustness.results import (
     ALL,
     Cell,
     Results,

@@ -21,12 +21,12 @@ import pytest
 import torch
 
 import fastmoll
-from fastmoll import sweep
-from fastmoll.cli import main
+from fastmoll.cli.main import main
 from fastmoll.paper import published
-from fastmoll.sweep import run_sweep, select
-from fastmoll.sweep_file import Run, find_file, read_sweep
-from fastmoll.sweep_table import as_csv, as_markdown, make_rows
+from fastmoll.sweep import run as sweep
+from fastmoll.sweep.file import Run, find_file, read_sweep
+from fastmoll.sweep.run import run_sweep, select
+from fastmoll.sweep.table import as_csv, as_markdown, make_rows
 from fastmoll.train.config import parse, parse_small
 
 DIGITS = """
@@ -89,8 +89,11 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def driver(*options: str, real: bool = False) -> list[str]:
     """A command that sweeps through ``some.toml``, with `FAKE` unless ``real``."""
     swap = "" if real else "sweep.trainer_command = lambda *x: [sys.executable, '-S', 'fake.py', *theirs(*x)[3:]]"
-    code = f"import sys; from fastmoll import cli, sweep; theirs = sweep.trainer_command\n{swap}\n"
-    return [sys.executable, "-c", f"{code}sys.exit(cli.main(sys.argv[1:]))", "sweep", "some.toml", *options]
+    code = (
+        "import sys; from fastmoll.cli.main import main; from fastmoll.sweep import run as sweep\n"
+        f"theirs = sweep.trainer_command\n{swap}\n"
+    )
+    return [sys.executable, "-c", f"{code}sys.exit(main(sys.argv[1:]))", "sweep", "some.toml", *options]
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:

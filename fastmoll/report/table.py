@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fastmoll.report_runs import Statistic
-from fastmoll.report_style import slug
+from fastmoll.report.runs import Statistic
+from fastmoll.report.style import slug
 
 NONE: Final = "–"
 """What stands where there is no figure."""

@@ -23,8 +23,8 @@ from fastmoll.distributed import Process
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
 from fastmoll.metrics import ClassificationMetrics, mean_corruption_error
 from fastmoll.output import bar, say, write_json
-from fastmoll.predictions import Recorder, gather_predictions, read_predictions, write_predictions
-from fastmoll.report_runs import label_images
+from fastmoll.report.runs import label_images
+from fastmoll.robustness.predictions import Recorder, gather_predictions, read_predictions, write_predictions
 from fastmoll.scoring import check_count, figures, score
 
 Cell = tuple[str, int] | None

@@ -11,8 +11,8 @@ from typing import Any, Final
 from PIL import Image
 
 from fastmoll.output import replacing
-from fastmoll.report_style import Figure, listed, slug
-from fastmoll.report_table import NONE, Table, as_text
+from fastmoll.report.style import Figure, listed, slug
+from fastmoll.report.table import NONE, Table, as_text
 
 _UPRIGHT: Final = 115  # letters that a table may be wide on an upright page; others are printed across
 _DOTS_PER_PIXEL: Final = 1.6  # figures are written at 160 dots an inch, a page has 96 pixels an inch
@@ -45,7 +45,7 @@ def write_page(tables: Sequence[Table], figures: Sequence[Figure], path: Path) -
     anchors = _Anchors()
     table_items = [_table(table, anchors) for table in tables if table.rows]
     figure_items = [_figure(figure, anchors) for figure in shown]
-    template = resources.files("fastmoll").joinpath("report_page.html").read_text(encoding="utf-8")
+    template = resources.files("fastmoll.report").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     text = environment.from_string(template).render(
         summary=_summary(len(table_items), len(shown), len(left_out)),

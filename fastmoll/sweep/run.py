@@ -19,8 +19,8 @@ from typing import BinaryIO, Final
 
 import torch
 
-from fastmoll.sweep_file import AXES, Run, as_text, find_file, nearest, read_sweep
-from fastmoll.sweep_table import as_csv, as_markdown, make_rows, read_result
+from fastmoll.sweep.file import AXES, Run, as_text, find_file, nearest, read_sweep
+from fastmoll.sweep.table import as_csv, as_markdown, make_rows, read_result
 
 _POLL: Final = 0.2
 _GRACE: Final = 15.0  # seconds to end in; SLURM gives 30 before it kills

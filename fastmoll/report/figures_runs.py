@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
-from fastmoll.report_labels import labels, settings_text
-from fastmoll.report_runs import CLEAN, Group
-from fastmoll.report_style import (
+from fastmoll.report.labels import labels, settings_text
+from fastmoll.report.runs import CLEAN, Group
+from fastmoll.report.style import (
     COLOURS,
     INK,
     MARKERS,
@@ -23,8 +23,8 @@ from fastmoll.report_style import (
     panels,
     words,
 )
-from fastmoll.report_tables import difference
-from fastmoll.report_tables import make_pairs as pair_groups
+from fastmoll.report.tables import difference
+from fastmoll.report.tables import make_pairs as pair_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         ImportError: A package that DATA needs is missing.
     """
     # Loaded here: --help should not wait for torch.
-    from fastmoll.corrupted_writer import write_corrupted
     from fastmoll.pipelines.errors import BadImageError
+    from fastmoll.robustness.writer import write_corrupted
 
     options = {name: value for name, value in vars(args).items() if name in _OPTIONS}
     try:

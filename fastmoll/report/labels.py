@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastmoll.paper import paper_mollification
-from fastmoll.report_runs import Group, RunResult, image_set
+from fastmoll.report.runs import Group, RunResult, image_set
 
 _ALONE: Final = {"noise": "noise alone", "blur": "blur alone"}
 

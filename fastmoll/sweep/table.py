@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.paper import PublishedCell, paper_mollification, published
-from fastmoll.sweep_file import Run
+from fastmoll.sweep.file import Run
 
 METRICS: Final = ("error", "nll", "ece", "corrupted")
 """Clean error (%), NLL (nats), ECE, and error over corrupted images (%)."""

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from fastmoll.output import replacing, write_json
-from fastmoll.report_figures import all_figures
-from fastmoll.report_page import write_page
-from fastmoll.report_runs import find_runs, group_seeds, read_run
-from fastmoll.report_style import Figure, check_matplotlib
-from fastmoll.report_table import Table
-from fastmoll.report_tables import all_tables, in_order
+from fastmoll.report.figures import all_figures
+from fastmoll.report.page import write_page
+from fastmoll.report.runs import find_runs, group_seeds, read_run
+from fastmoll.report.style import Figure, check_matplotlib
+from fastmoll.report.table import Table
+from fastmoll.report.tables import all_tables, in_order
 
 PAGE: Final = "report.html"
 LIST: Final = "report.json"
@@ -48,7 +48,7 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
     removed; any other file stays.
 
     Args:
-        runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report_runs.find_runs` takes it.
+        runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report.runs.find_runs` takes it.
             Those that differ in their seed alone are averaged.
         out: Folder to write into: a new or an empty one, or that of an earlier report.
         images: The user's images, for the figures that need pictures.

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torchvision import models
 
-from fastmoll import sweep_file
 from fastmoll.kernels.checks import installed
 from fastmoll.models import check_model_name
 from fastmoll.pipelines import MEAN, STD
-from fastmoll.stored_images import StoredImages, data_name
+from fastmoll.robustness.stored_images import StoredImages, data_name
+from fastmoll.sweep import file as sweep_file
 from fastmoll.weights import FORMAT, build_model, load_weights, read_file
 
 _OPTION: Final = "CHECKPOINT"

@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         ImportError: Matplotlib is missing.
         OSError: the folder cannot be written.
     """
-    from fastmoll.report import report
-    from fastmoll.report_runs import find_unfinished
+    from fastmoll.report.runs import find_unfinished
+    from fastmoll.report.write import report
 
     written = report(args.runs, args.out, images=args.images)
     tables = [table for table in written.tables if table.rows]

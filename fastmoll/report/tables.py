@@ -8,10 +8,10 @@ from typing import Final
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
 from fastmoll.paper import SIZES, PublishedCell, compare, departs, paper_mollification, published
-from fastmoll.report_labels import differing_settings, mollification, settings_text, shared_settings
-from fastmoll.report_runs import CLEAN, Group, RunResult, Statistic, image_set, statistic
-from fastmoll.report_style import words
-from fastmoll.report_table import Number, Table, Value
+from fastmoll.report.labels import differing_settings, mollification, settings_text, shared_settings
+from fastmoll.report.runs import CLEAN, Group, RunResult, Statistic, image_set, statistic
+from fastmoll.report.style import words
+from fastmoll.report.table import Number, Table, Value
 
 _DIGITS: Final = {"error": 2, "nll": 4, "ece": 4, "ece_adaptive": 4, "ece_batch100": 4}
 _HEADS: Final = {
@@ -70,7 +70,7 @@ def difference(without: Group, mollified: Group, metric: str, place: str | None)
     Args:
         without: Runs without mollification.
         mollified: Runs with it.
-        metric: One of :data:`fastmoll.report_runs.METRICS`.
+        metric: One of :data:`fastmoll.report.runs.METRICS`.
         place: A corruption, a group of them, ``"clean"``, or None: all cells.
 
     Returns:

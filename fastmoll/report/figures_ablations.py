@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from fastmoll.report_figures_runs import MOLLIFY, Drawing, Line, network, over_seeds
-from fastmoll.report_labels import settings_text
-from fastmoll.report_runs import CLEAN, Group
-from fastmoll.report_style import COLOURS, NothingToShowError, legend_below, panels
+from fastmoll.report.figures_runs import MOLLIFY, Drawing, Line, network, over_seeds
+from fastmoll.report.labels import settings_text
+from fastmoll.report.runs import CLEAN, Group
+from fastmoll.report.style import COLOURS, NothingToShowError, legend_below, panels
 
 
 def ablations(lines: Sequence[Line]) -> Drawing:

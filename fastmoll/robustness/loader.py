@@ -24,7 +24,7 @@ from fastmoll.pipelines.corrupted import Cell, CorruptedSet, check_cells
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.pipelines.small import SmallData
 from fastmoll.placement import resolve_device, resolve_rank, threads
-from fastmoll.stored_images import StoredImages, open_clean
+from fastmoll.robustness.stored_images import StoredImages, open_clean
 
 _DIGESTED = 8  # images of a cell whose content is looked at: all of ImageNet-C would take as long as an evaluation
 _READERS = 8

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastmoll.checkpoints import Checkpoint
     from fastmoll.distributed import Process
     from fastmoll.pipelines.corrupted import CorruptedSet
-    from fastmoll.robustness import Cell, Results
-    from fastmoll.stored_images import StoredImages
+    from fastmoll.robustness.checkpoints import Checkpoint
+    from fastmoll.robustness.results import Cell, Results
+    from fastmoll.robustness.stored_images import StoredImages
 
 
 def add(commands: Any) -> None:
@@ -146,9 +146,9 @@ def _option(name: str) -> str:
 def _evaluate(process: Process, args: argparse.Namespace) -> None:
     import torch
 
-    from fastmoll.corrupted_loader import CorruptedLoader, cell_digests
     from fastmoll.output import lock, say
-    from fastmoll.robustness import Results, add_to_result, cell_name, environment, measure
+    from fastmoll.robustness.loader import CorruptedLoader, cell_digests
+    from fastmoll.robustness.results import Results, add_to_result, cell_name, environment, measure
     from fastmoll.scoring import image_dtype
 
     with ExitStack() as stack:
@@ -216,7 +216,7 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
 
 def _rescore(process: Process, args: argparse.Namespace) -> None:
     from fastmoll.output import lock
-    from fastmoll.robustness import Results, rescore
+    from fastmoll.robustness.results import Results, rescore
 
     with process.agree():
         if process.main:
@@ -228,7 +228,7 @@ def _rescore(process: Process, args: argparse.Namespace) -> None:
 
 def _show(process: Process, results: Results, finished: bool) -> None:
     from fastmoll.output import say
-    from fastmoll.robustness import table
+    from fastmoll.robustness.results import table
 
     say(process, "\n" + table(results))
     if finished:
@@ -242,12 +242,12 @@ def _show(process: Process, results: Results, finished: bool) -> None:
 
 def _open(args: argparse.Namespace) -> tuple[Checkpoint, StoredImages, CorruptedSet | None, list[Cell]]:
     """The network, the clean images and the corrupted ones (None: to be generated), and the cells that are wanted."""
-    from fastmoll.checkpoints import find_checkpoint
     from fastmoll.corruptions import CORRUPTIONS, SEVERITIES
     from fastmoll.kernels.checks import check_integer
     from fastmoll.pipelines.corrupted import check_cells, open_corrupted
-    from fastmoll.predictions import check_parquet
-    from fastmoll.stored_images import open_clean
+    from fastmoll.robustness.checkpoints import find_checkpoint
+    from fastmoll.robustness.predictions import check_parquet
+    from fastmoll.robustness.stored_images import open_clean
 
     wanted = getattr(args, "corrupted", "generated")
     kind, _, place = wanted.partition(":")
@@ -317,7 +317,7 @@ def _header(
 ) -> dict[str, Any]:
     """The keys of ``robustness.json`` that are no figures."""
     from fastmoll.kernels.frost_textures import frost_source
-    from fastmoll.robustness import has_baseline, is_imagenet
+    from fastmoll.robustness.results import has_baseline, is_imagenet
 
     source, frost = ("generated", frost_source()) if corrupted is None else (corrupted.source, corrupted.frost)
     return {
@@ -344,8 +344,8 @@ def _fingerprint(
 ) -> dict[str, Any]:
     """What the figures depend on, by the names that a refusal uses."""
     import fastmoll
-    from fastmoll.checkpoints import digest
     from fastmoll.kernels.frost_textures import frost_source
+    from fastmoll.robustness.checkpoints import digest
     from fastmoll.scoring import is_mixed
 
     made = f"generated (seed {args.seed}, frost {frost_source()})"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import fastmoll
-from fastmoll import cli_corrupt, cli_evaluate, cli_report
+from fastmoll.cli import corrupt, evaluate, report
 
-_OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": cli_corrupt, "evaluate": cli_evaluate, "report": cli_report}
+_OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": corrupt, "evaluate": evaluate, "report": report}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -175,7 +175,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
             return run_check(**options)
         if command == "sweep":
-            from fastmoll.sweep import run_sweep
+            from fastmoll.sweep.run import run_sweep
 
             return run_sweep(**options)
         from fastmoll.preview import write_preview

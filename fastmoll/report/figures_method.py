@@ -18,7 +18,7 @@ from torch import Tensor
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
 from fastmoll.kernels.draw import draw
 from fastmoll.kernels.heat_blur import blur_scale
-from fastmoll.report_measures import (
+from fastmoll.report.measures import (
     Array,
     information,
     label_density,
@@ -26,7 +26,7 @@ from fastmoll.report_measures import (
     read_images,
     spectral_change,
 )
-from fastmoll.report_style import COLOURS, INK, MAP, NothingToShowError, legend_below, panels, words
+from fastmoll.report.style import COLOURS, INK, MAP, NothingToShowError, legend_below, panels, words
 from fastmoll.schedules import beta_quantiles
 
 if TYPE_CHECKING:

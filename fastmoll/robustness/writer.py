@@ -27,7 +27,7 @@ from fastmoll.output import lock, replacing, write_json
 from fastmoll.pipelines.corrupted import DESCRIPTION, CorruptedSet, check_cells, open_corrupted
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.pipelines.small import SmallData
-from fastmoll.stored_images import StoredImages, open_clean
+from fastmoll.robustness.stored_images import StoredImages, open_clean
 
 LAYOUTS = ("auto", "imagenet-c", "cifar-c")
 

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastmoll import report_figures_method as method
-from fastmoll import report_figures_runs as of_runs
-from fastmoll.report_figures_ablations import ablations
-from fastmoll.report_labels import shared_settings
-from fastmoll.report_runs import Group, image_set
-from fastmoll.report_style import Figure, NothingToShowError, check_matplotlib, slug, style, write
+from fastmoll.report import figures_method as method
+from fastmoll.report import figures_runs as of_runs
+from fastmoll.report.figures_ablations import ablations
+from fastmoll.report.labels import shared_settings
+from fastmoll.report.runs import Group, image_set
+from fastmoll.report.style import Figure, NothingToShowError, check_matplotlib, slug, style, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

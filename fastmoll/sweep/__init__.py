@@ -1,0 +1,1 @@
+"""Sweeps: many runs from one file, and one table of their results."""
