@@ -64,10 +64,9 @@ def _transforms(name: str, size: int) -> list[Any]:
     """Torchvision's transforms of that name, as the paper's code has them."""
     spec = parse_augment(name)
     base = [v2.RandomHorizontalFlip(), v2.RandomCrop(size, 4), v2.RandomRotation(15)]
-    which = v2.AutoAugmentPolicy.CIFAR10 if size < 128 else v2.AutoAugmentPolicy.IMAGENET
     policies = {
         "rand": v2.RandAugment(),
-        "auto": v2.AutoAugment(which),
+        "auto": v2.AutoAugment(),
         "trivial": v2.TrivialAugmentWide(),
         "augmix": v2.AugMix(),
     }

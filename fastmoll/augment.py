@@ -124,7 +124,7 @@ class Augment:
         padding: int = 4,
         seed: int = 0,
         *,
-        auto_augment: str | None = None,
+        auto_augment: str = "imagenet",
     ) -> None:
         """Prepare the tables of a policy.
 
@@ -133,8 +133,8 @@ class Augment:
             size: Height and width of the images, pixels.
             padding: Pixels of black around an image before it is cropped.
             seed: Seed of the draws.
-            auto_augment: Whose sub-policies ``auto`` draws from, ``"cifar10"`` or ``"imagenet"``; by default the
-                former for images smaller than 128 pixels.
+            auto_augment: Whose sub-policies ``auto`` draws from, ``"cifar10"`` or ``"imagenet"``; the paper has the
+                latter, torchvision's default, for small images too.
 
         Raises:
             ValueError: an unknown name, a size, padding or seed out of range.
@@ -143,8 +143,8 @@ class Augment:
         self.size = check_integer("size", size, 1)
         self.padding = check_integer("padding", padding, 0)
         self.seed = check_integer("seed", seed, 0, 2**64)
-        self.auto_augment = ("cifar10" if size < 128 else "imagenet") if auto_augment is None else auto_augment
-        check_choice("auto_augment", self.auto_augment, tuple(AUTO_AUGMENT))
+        check_choice("auto_augment", auto_augment, tuple(AUTO_AUGMENT))
+        self.auto_augment = auto_augment
         # By operation and bin, and by the number of an operation in the policy.
         self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
 

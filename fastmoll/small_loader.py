@@ -22,7 +22,7 @@ from fastmoll.placement import resolve_device, resolve_rank
 
 _STATE_VERSION = 1
 
-_TOGETHER: Final = {"cuda": 2048}
+_TOGETHER: Final = {"cpu": 1024, "cuda": 2048}
 """Images that are augmented together, at least a batch."""
 
 Augmentation = Callable[[Tensor, Tensor, int], Tensor]

@@ -18,6 +18,7 @@ _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)
 _RED, _GREEN, _BLUE = np.float32(0.2989), np.float32(0.587), np.float32(0.114)
 _LEVEL = np.float32(1.0 / 255.0)
+_FAR = np.float32(2.0**24)
 
 _ROTATE, _INVERT = image_ops.ROTATE, image_ops.INVERT
 _SHEAR_X, _COLOR, _CONTRAST, _SHARPNESS = (
@@ -31,11 +32,42 @@ _AUTO_CONTRAST, _EQUALIZE = image_ops.AUTO_CONTRAST, image_ops.EQUALIZE
 
 
 @_compiled
+def _shift_rows(image: Any, out: Any, ax: Any, cx: Any, by: Any, cy: Any, y0: Any, y1: Any, x0: Any, x1: Any) -> None:
+    """`_nearest` without rotation or shear: rows that are moved as they are, or turned."""
+    height, width, _ = image.shape
+    source, target, values = image.reshape(-1), out.reshape(-1), 3 * width
+    shift = np.int64(cx)
+    if ax > _ZERO:  # column j is column j + shift of the image
+        first, last = max(x0 - shift, 0), min(x1 - shift, width)
+    else:  # shift - j
+        first, last = max(shift - x1 + 1, 0), min(shift - x0 + 1, width)
+    for i in range(height):
+        y = np.rint(by * np.float32(i) + cy)
+        row = target[i * values : (i + 1) * values]
+        if not (y >= np.float32(y0) and y < np.float32(y1)) or first >= last:
+            row[:] = np.uint8(0)
+            continue
+        row[: 3 * first] = np.uint8(0)
+        row[3 * last :] = np.uint8(0)
+        start = np.int64(y) * values
+        if ax > _ZERO:
+            row[3 * first : 3 * last] = source[start + 3 * (first + shift) : start + 3 * (last + shift)]
+        else:
+            for j in range(first, last):
+                pixel = start + 3 * (shift - j)
+                for c in range(3):
+                    row[3 * j + c] = source[pixel + c]
+
+
+@_compiled
 def _nearest(image: Any, out: Any, matrix: Any, y0: Any, y1: Any, x0: Any, x1: Any) -> None:
     height, width, _ = image.shape
     ax, bx, cx = matrix[0, 0], matrix[0, 1], matrix[0, 2]
     ay, by, cy = matrix[1, 0], matrix[1, 1], matrix[1, 2]
     top, bottom, left, right = np.float32(y0), np.float32(y1), np.float32(x0), np.float32(x1)
+    if bx == _ZERO and ay == _ZERO and (ax == _ONE or ax == -_ONE) and cx == np.rint(cx) and abs(cx) < _FAR:
+        _shift_rows(image, out, ax, cx, by, cy, y0, y1, x0, x1)
+        return
     for i in range(height):
         bi, di = bx * np.float32(i), by * np.float32(i)
         for j in range(width):

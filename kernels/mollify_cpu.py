@@ -38,6 +38,8 @@ _NEGLIGIBLE: Final = 2e-6
 # To tell what the band will cost, before it is known: it is there from this blur scale on, of so many scales.
 _FIRST_BAND: Final = 1.6
 _RADII: Final = 4.7
+# Values that are worth a thread: starting one takes as long as a third of a millisecond of work.
+_WORTH_A_THREAD: Final = 2**19
 
 
 def mollify_cpu(
@@ -196,13 +198,13 @@ def _compute(
         for image in copies:
             np.copyto(target[image], source[image])
 
-    _share(work, len(blurred) + len(noised) + len(copied))
+    _share(work, len(blurred) + len(noised) + len(copied), out.numel())
 
 
-def _share(work: Callable[[], None], pieces: int) -> None:
+def _share(work: Callable[[], None], pieces: int, values: int) -> None:
     """Do ``work`` in several threads, which share counters and iterators: each takes what is next, until nothing is
     left."""
-    helpers = min(torch.get_num_threads(), pieces) - 1
+    helpers = min(torch.get_num_threads(), pieces, values // _WORTH_A_THREAD) - 1
     if helpers <= 0:
         work()
         return
@@ -250,7 +252,7 @@ def standardise_cpu(
         array(lam, torch.empty(0)),
         array(box, torch.empty(0, 4, dtype=torch.int32)),
     )
-    _share(lambda: standardise_numba.run(*arguments), batch)
+    _share(lambda: standardise_numba.run(*arguments), batch, result.numel())
     return result
 
 

@@ -69,6 +69,7 @@ def test_operations_and_magnitudes_are_torchvisions(policy: str, size: int) -> N
 def test_the_pairs_of_autoaugment_are_torchvisions() -> None:
     for name, policy in (("imagenet", v2.AutoAugmentPolicy.IMAGENET), ("cifar10", v2.AutoAugmentPolicy.CIFAR10)):
         assert list(AUTO_AUGMENT[name]) == v2.AutoAugment(policy)._policies
+    assert AUTO_AUGMENT[Augment("fcr+auto").auto_augment] == tuple(v2.AutoAugment()._policies)
 
 
 def test_flips_crops_and_angles_have_their_distributions() -> None:

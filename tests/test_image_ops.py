@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,23 @@ def test_flip_crop_and_rotation_in_one_are_torchvisions_three() -> None:
         unequal += int((warp(images, matrix, window) != expected).any(3).sum())
     # Ties between pixels, and no more.
     assert unequal <= 1e-4 * len(cases) * images[..., 0].numel()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (5, 9), (1, 1)])
+def test_images_that_are_only_moved_and_turned_have_the_same_bits(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (height, width), n = size, 400
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (n, height, width, 3), generator=generator, dtype=torch.uint8)
+    flip = torch.rand(n, generator=generator) < 0.5
+    top = torch.randint(-height - 1, height + 2, (n,), generator=generator)
+    left = torch.randint(-width - 1, width + 2, (n,), generator=generator)
+    matrix, window = crop_flip_rotate(flip, top, left, torch.zeros(n), height, width)
+    matrix[:4, 0, 2] = torch.tensor([1e30, -(2.0**40), math.nan, 0.5])  # as anybody may give them
+    compiled = warp(images, matrix, window)
+    monkeypatch.setattr(image_ops, "_compiled", lambda images: False)
+    assert torch.equal(compiled, warp(images, matrix, window))
 
 
 def test_nothing_waits_for_the_device() -> None:

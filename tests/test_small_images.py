@@ -62,6 +62,15 @@ def test_the_digits_have_a_recipe_of_their_own() -> None:
         assert json.loads(json.dumps(config.plain())) == config.plain()
 
 
+def test_the_pairs_of_autoaugment_can_be_those_of_cifar10(tmp_path: Path, data: Path) -> None:
+    arguments = ["--data", str(data), *SETTINGS, "--augment", "fcr+auto", "--optim.epochs", "1"]
+    for pairs in ("imagenet", "cifar10"):
+        options = ["--data.auto-augment", pairs, "--run.output", str(tmp_path / pairs)]
+        assert main([*arguments, *options]) == 0
+    ours, other = (torch.load(tmp_path / pairs / "model.pt") for pairs in ("imagenet", "cifar10"))
+    assert any(not torch.equal(ours[name], other[name]) for name in ours)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, data: Path, world_size: int

@@ -58,6 +58,8 @@ class SmallDataConfig(DataConfig):
     """Mean per channel, for pixels in [0, 1]; None: the published one, or that of the training images."""
     std: tuple[float, float, float] | None = None
     """Standard deviation per channel, likewise; both or none."""
+    auto_augment: Literal["imagenet", "cifar10"] = "imagenet"
+    """Data set on which the sub-policies of auto were found; the paper has imagenet for small images, too."""
 
 
 @dataclass(frozen=True)

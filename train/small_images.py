@@ -19,6 +19,7 @@ from typing import Any
 # Before torch loads OpenMP, whose idle threads else spin and take the CPUs from other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from fastmoll.augment import Augment
 from fastmoll.distributed import Process
 from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.scoring import image_dtype
@@ -50,7 +51,10 @@ def run(config: SmallConfig, process: Process) -> None:
             check_alike(training_images, images)
             config = standardised(config, training_images)
             mollify = make_mollify(config, images.classes)
-            options: dict[str, Any] = {"augment": config.data.augment, "mollify": mollify}
+            augment: str | Augment = config.data.augment
+            if config.data.auto_augment != "imagenet":
+                augment = Augment(augment, size, seed=config.run.seed, auto_augment=config.data.auto_augment)
+            options: dict[str, Any] = {"augment": augment, "mollify": mollify}
             training = stack.enter_context(closing(make_loader(config, process, training_images, "train", **options)))
             validation = stack.enter_context(closing(make_loader(config, process, images, "val")))
         fit(config, process, training, validation, source=config.data.name, size=size, resuming=resuming)
