@@ -97,7 +97,7 @@ def main(
         kernels = ("--no-compile", "--rounds", "2") if tiny else ()
         turns = ("--rounds", "2", "--batches", "2") if tiny else ()
         steps = ("--steps", "5", "--no-compile", "--model", "resnet18") if tiny else ("--steps", "100")
-        steps += ("--sides", "resident", "real, mollified")
+        steps += ("--sides", "resident", "real, mollified", *(() if tiny else ("decoded by the CPU",)))
         # Compiling its kernels is most of a test's time.
         together = ("-n", str(min(8, int(cpus)))) if find_spec("xdist") and not tiny else ()
         points = ("--batches", "6", "--sizes", "32", "--rounds", "2") if tiny else ()

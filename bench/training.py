@@ -18,6 +18,8 @@ from harness import spread
 
 from fastmoll.pipelines.files import scan_folder
 
+Side = Literal["resident", "real, mollified", "decoded by the CPU", "decoded by the engine", "real, clean"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(harness.Settings):
@@ -33,17 +35,15 @@ class Settings(harness.Settings):
     """Runs of each side."""
     compile: bool = True
     """Compile the network."""
-    sides: tuple[Literal["resident", "real, mollified", "real, clean"], ...] = (
-        "resident",
-        "real, mollified",
-        "real, clean",
-    )
+    sides: tuple[Side, ...] = ("resident", "real, mollified", "real, clean")
     """What is run, in turns; the first run compiles for those after it."""
 
 
-_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+_OPTIONS: Final[dict[Side, tuple[str, ...]]] = {
     "resident": ("--resident",),
     "real, mollified": (),
+    "decoded by the CPU": ("--data.decoder", "cpu"),
+    "decoded by the engine": ("--data.hw-decoder-load", "1"),
     "real, clean": ("--mollify.no-enabled",),
 }
 
@@ -90,7 +90,7 @@ def _run(settings: Settings, data: Path, *extra: str) -> dict[str, Any]:
 
 def bench_train(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Steps on real, mollified batches, on real clean ones, and on one batch that stays on the device."""
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in settings.sides}
+    runs: dict[Side, list[dict[str, Any]]] = {name: [] for name in settings.sides}
     with tempfile.TemporaryDirectory() as folder:
         _one_long_epoch(settings.data, Path(folder), (settings.steps + 5) * settings.batch_size)
         for _ in range(settings.rounds):

@@ -527,6 +527,7 @@ def test_a_forked_process_goes_on_by_itself(make_tree: Make) -> None:
         ({"seed": -1}, "seed must be .* got -1"),
         ({"num_threads": 0}, "num_threads must be .* got 0"),
         ({"prefetch": 0}, "prefetch must be .* got 0"),
+        ({"decoder": "gpu"}, "decoder must be one of 'mixed', 'cpu', got 'gpu'"),
         ({"hw_decoder_load": 1.5}, r"hw_decoder_load must be in \[0, 1\], got 1.5"),
         ({"augment": "fcr+augmx"}, r"augment must be none, fc, fcr, .* got 'fcr\+augmx': did you mean 'fcr\+augmix'"),
         ({"augment": "fc+augmix", "fused": False}, r"fused must not be False for augment='fc\+augmix'"),
@@ -584,14 +585,16 @@ def test_negative_epoch(make_tree: Make) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("load", [0.0, 1.0])
+@pytest.mark.parametrize("decoding", [{"hw_decoder_load": 0.0}, {"hw_decoder_load": 1.0}, {"decoder": "cpu"}])
 @pytest.mark.parametrize("fused", [False, True])
-def test_gpu_batches_live_until_the_stream_is_done_with_them(make_tree: Make, load: float, fused: bool) -> None:
+def test_gpu_batches_live_until_the_stream_is_done_with_them(
+    make_tree: Make, decoding: dict[str, Any], fused: bool
+) -> None:
     tree = make_tree(64)
 
     def sums(*, hurry: bool) -> list[float]:
         found = []
-        with loader(tree, device="cuda", hw_decoder_load=load, fused=fused, mollify=fastmoll.Mollify(3)) as lo:
+        with loader(tree, device="cuda", fused=fused, mollify=fastmoll.Mollify(3), **decoding) as lo:
             for images, targets, _ in lo:
                 if hurry:
                     torch.cuda._sleep(20_000_000)  # the host is batches ahead of the card
@@ -617,10 +620,11 @@ def test_gpu_training_batches_match_the_cpu(make_tree: Make, mollified: bool) ->
 
 
 @pytest.mark.gpu
-def test_gpu_batches_match_the_cpu(make_tree: Make) -> None:
+@pytest.mark.parametrize("decoder", ["mixed", "cpu"])
+def test_gpu_batches_match_the_cpu(make_tree: Make, decoder: str) -> None:
     tree = make_tree(17)
     for (gpu, gpu_targets, _), (cpu, cpu_targets, _) in zip(
-        loader(tree, split="val", device="cuda"), loader(tree, split="val"), strict=True
+        loader(tree, split="val", device="cuda", decoder=decoder), loader(tree, split="val"), strict=True
     ):
         assert gpu.is_cuda and gpu.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(gpu_targets.cpu(), cpu_targets)

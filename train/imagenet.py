@@ -63,6 +63,7 @@ def make_loader(config: ImageNetConfig, process: Process, split: str, **training
         world_size=process.world_size,
         num_threads=config.data.threads,
         hw_decoder_load=config.data.hw_decoder_load,
+        decoder=config.data.decoder,
         dtype=image_dtype(process.device, config.run.amp),
         **training,
     )
