@@ -18,7 +18,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from fastmoll import heat_blur, label_decay, soft_cross_entropy, soft_labels
-from fastmoll.kernels.batch_tail import batch_tail, batch_tail_torch, check_tail
+from fastmoll.kernels.batch_tail import batch_tail, check_tail
+from fastmoll.kernels.batch_tail_torch import batch_tail_torch
 from fastmoll.kernels.checks import installed
 from fastmoll.kernels.draw import BLUR, NOISE, draw
 from fastmoll.pipelines import MEAN, STD

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fastmoll.kernels.checks import check_integer
+from fastmoll.kernels.checks import INTEGER, check_integer
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 
 __all__ = ["ClassificationMetrics", "calibration_error", "mean_corruption_error"]
@@ -68,6 +68,7 @@ class ClassificationMetrics(Metric):
     full_state_update = False
 
     samples: list[Tensor]
+    ids: list[Tensor]
 
     def __init__(self, bins: int = 15, *, sync_on_compute: bool = True) -> None:
         """Start without samples.
@@ -81,32 +82,39 @@ class ClassificationMetrics(Metric):
         """
         super().__init__(sync_on_compute=sync_on_compute)
         self.num_bins = check_integer("bins", bins, 1)
-        # One row a sample: id (-1: none given), confidence, 1 if right, NLL.
+        # One row a sample: confidence, 1 if right, NLL. Its id (-1: none given) apart: float64 would round large ones.
         self.add_state("samples", [], dist_reduce_fx="cat")
+        self.add_state("ids", [], dist_reduce_fx="cat")
 
     def update(self, logits: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
         """Count a batch.
 
         Args:
             logits: ``(B, K)``, any floating dtype; the softmax is computed in float32 (float64 for float64).
-            labels: ``(B,)`` int64 class numbers, ``0 <= label < K``, on the device of ``logits``.
+            labels: ``(B,)`` int64 class numbers, ``0 <= label < K``, on any device.
             index: ``(B,)`` integer sample ids of at least 0, on any device: the order of the samples. Without them it
                 is that in which they come, rank after rank. They are given for all batches, or for none.
 
         Raises:
-            ValueError: wrong shapes or dtypes; a label out of range (checked on the CPU only: on a GPU the
-                look would wait for the device, and an out-of-range label stops the kernel instead).
+            ValueError: no tensors, wrong shapes or dtypes; a label out of range or an id below 0 (checked on the CPU
+                only: on a GPU the look would wait for the device, and an out-of-range label stops the kernel instead).
         """
+        for name, value in (("logits", logits), ("labels", labels), ("index", index)):
+            if not isinstance(value, Tensor) and (name != "index" or value is not None):
+                kind = type(value).__name__
+                raise ValueError(f"{name} must be a torch.Tensor, got a {kind} (torch.as_tensor makes one of arrays)")
         if logits.ndim != 2 or not logits.is_floating_point():
             raise ValueError(f"logits must be floating point of shape (B, K), got {logits.dtype} {tuple(logits.shape)}")
         if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
             raise ValueError(
                 f"labels must be int64 of shape ({logits.shape[0]},), got {labels.dtype} {tuple(labels.shape)}"
             )
-        if index is not None and (index.shape != labels.shape or index.is_floating_point() or index.is_complex()):
+        if index is not None and (index.shape != labels.shape or index.dtype not in INTEGER):
             raise ValueError(
                 f"index must be integers of shape ({logits.shape[0]},), got {index.dtype} {tuple(index.shape)}"
             )
+        if index is not None and index.device.type == "cpu" and len(index) and int(index.min()) < 0:
+            raise ValueError(f"index must be at least 0, got {int(index.min())}")
         if labels.device.type == "cpu" and len(labels):
             low, high = labels.aminmax()
             if low < 0 or high >= logits.shape[1]:
@@ -115,15 +123,21 @@ class ClassificationMetrics(Metric):
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_probs = logits.detach().to(dtype).log_softmax(1)
         top, predicted = log_probs.max(1)
+        # Copies to a GPU are done when its next kernel reads them; nothing waits for one from a GPU.
+        waitless = logits.is_cuda
+        labels = labels.to(logits.device, non_blocking=waitless)
         nll = -log_probs.gather(1, labels[:, None])[:, 0]
-        ids = torch.full_like(top, -1) if index is None else index.to(logits.device, non_blocking=True)
-        columns = (ids, top.exp(), predicted == labels, nll)
+        columns = (top.exp(), predicted == labels, nll)
         self.samples.append(torch.stack([column.double() for column in columns], 1))
+        if index is None:
+            index = torch.full_like(labels, -1)
+        self.ids.append(index.to(logits.device, torch.int64, non_blocking=waitless))
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Bring the ranks together, as every ``Metric`` does, those without a sample too."""
         if not self.samples:
-            self.samples.append(torch.empty(0, 4, dtype=torch.float64, device=self.device))
+            self.samples.append(torch.empty(0, 3, dtype=torch.float64, device=self.device))
+            self.ids.append(torch.empty(0, dtype=torch.int64, device=self.device))
         super().sync(*args, **kwargs)
 
     def compute(self) -> dict[str, Tensor]:
@@ -138,11 +152,10 @@ class ClassificationMetrics(Metric):
         Raises:
             ValueError: a sample id came twice, or only some batches had ids.
         """
-        # After a synchronisation the state is one tensor.
-        parts = self.samples if isinstance(self.samples, list) else [self.samples]
-        samples = torch.cat([part.cpu() for part in parts]) if parts else torch.empty(0, 4, dtype=torch.float64)
-        samples = _in_order(samples)
-        _, confidence, correct, nll = samples.T.contiguous()
+        samples = torch.empty(0, 3, dtype=torch.float64)
+        if len(self.samples):
+            samples = _in_order(_joined(self.samples), _joined(self.ids))
+        confidence, correct, nll = samples.T.contiguous()
         count = len(samples)
         if count == 0:
             nan = torch.tensor(torch.nan, dtype=torch.float64)
@@ -178,8 +191,7 @@ def calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
     """
     metrics = ClassificationMetrics(bins)
     metrics.update(logits, labels)
-    (samples,) = metrics.samples
-    _, confidence, correct, _ = samples.cpu().T.contiguous()
+    confidence, correct, _ = _joined(metrics.samples).T.contiguous()
     return _gap(_bin_sums(confidence, correct, bins))
 
 
@@ -193,20 +205,23 @@ def mean_corruption_error(cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> d
     return {"value": 100 * statistics.fmean(ratios), "baseline": "AlexNet"}
 
 
-def _in_order(samples: Tensor) -> Tensor:
+def _joined(parts: list[Tensor] | Tensor) -> Tensor:
+    """A state on the CPU: a list of batches, or after a synchronisation one tensor."""
+    return torch.cat([part.cpu() for part in parts]) if isinstance(parts, list) else parts.cpu()
+
+
+def _in_order(samples: Tensor, ids: Tensor) -> Tensor:
     """The rows by their ids, or as they are where there are none."""
-    index = samples[:, 0]
-    known = index >= 0
+    known = ids >= 0
     if not known.any():
         return samples
     if not known.all():
-        raise ValueError(f"index must be given for all batches or for none, and be at least 0; got {int(index.min())}")
-    samples = samples[index.argsort(stable=True)]
-    again = samples[1:, 0] == samples[:-1, 0]
+        raise ValueError(f"index must be given for all batches or for none, and be at least 0; got {int(ids.min())}")
+    ids, order = ids.sort(stable=True)
+    again = ids[1:] == ids[:-1]
     if again.any():
-        number = int(samples[1:][again][0, 0])
-        raise ValueError(f"index must have each sample once, but sample {number} came twice")
-    return samples
+        raise ValueError(f"index must have each sample once, but sample {int(ids[1:][again][0])} came twice")
+    return samples[order]
 
 
 def _bin_sums(confidence: Tensor, correct: Tensor, bins: int, batch: int | None = None) -> Tensor:

@@ -10,33 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from fastmoll.epochs import describe
-from fastmoll.kernels.batch_tail import BACKENDS, batch_tail, check_device, choose_backend
-from fastmoll.kernels.checks import (
-    check_choice,
-    check_images,
-    check_integer,
-    check_labels,
-    check_number,
-    check_tensor,
-    installed,
-)
-from fastmoll.kernels.cosine_noise import cosine_noise
-from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE, check_beta, draw, role_thresholds
-from fastmoll.kernels.heat_blur import check_scales, heat_blur
-from fastmoll.kernels.mix import MIXES, Mix, draw_mix, mix_images, partners
-from fastmoll.kernels.philox import EPOCH_BITS, check_key
-from fastmoll.kernels.soft_labels import KINDS, SoftLabels, label_decay, soft_labels
+from fastmoll.kernels.batch_tail import BACKENDS
+from fastmoll.kernels.checks import check_choice, check_images, check_integer, check_number, check_tensor
+from fastmoll.kernels.draw import check_beta, draw, role_thresholds
+from fastmoll.kernels.heat_blur import check_scales
+from fastmoll.kernels.mix import MIXES, Mix, draw_mix, partners
+from fastmoll.kernels.philox import check_key
+from fastmoll.kernels.soft_labels import KINDS, SoftLabels
+from fastmoll.mollify_batch import formula_of, layout_of, mollify_batch
 from fastmoll.mollify_operator import mollify_operator, register
-from fastmoll.schedules import Table, beta_quantiles, blur_temperature, decay_of, quantiles_of
+from fastmoll.schedules import Table, beta_quantiles, quantiles_of
 
 TARGETS: Final = ("dense", "short")
-
-_COUNTER_BITS = 32
-
-
-def _format(images: Tensor) -> torch.memory_format:
-    last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
-    return torch.channels_last if last else torch.contiguous_format
 
 
 class Mollify(nn.Module):
@@ -158,7 +143,7 @@ class Mollify(nn.Module):
         self._seen = torch.tensor(0, device="cpu")
         # Not buffers: they belong where the sample ids are, and casting the module must not round them.
         beta_table = None if self.beta[0] == 1.0 else beta_quantiles(*self.beta)
-        self._quantiles = Table(beta_table if temperature is None else quantiles_of(temperature))
+        self.quantiles = Table(beta_table if temperature is None else quantiles_of(temperature))
         self._mix_quantiles = Table(None if self.mix_alpha == 1.0 else beta_quantiles(self.mix_alpha, self.mix_alpha))
         self._handle = register(self)
 
@@ -177,7 +162,7 @@ class Mollify(nn.Module):
             ValueError: an argument outside the ranges above.
         """
         check_key(self.seed, epoch, index)
-        quantiles = self._quantiles.on(index.device)
+        quantiles = self.quantiles.on(index.device)
         return draw(index, epoch, seed=self.seed, roles=self.roles, beta=self.beta, quantiles=quantiles)
 
     def draw_mix(self, index: Tensor, epoch: int = 0, *, height: int, width: int) -> Mix | None:
@@ -238,8 +223,8 @@ class Mollify(nn.Module):
         """
         check_images("images", images)
         if torch.compiler.is_compiling():
-            return self._traced(images, labels, index, epoch, channels_last=_format(images) == torch.channels_last)
-        return self._give(labels, *self.run(images, labels, index, epoch, self._seen, inplace=inplace))
+            return self._traced(images, labels, index, epoch, channels_last=layout_of(images) == torch.channels_last)
+        return self._give(labels, *mollify_batch(self, images, labels, index, epoch, self._seen, inplace=inplace))
 
     def from_pixels(
         self,
@@ -276,21 +261,17 @@ class Mollify(nn.Module):
         options: dict[str, Any] = {"mean": mean, "std": std, "flip": flip, "dtype": dtype}
         if torch.compiler.is_compiling():
             return self._traced(pixels, labels, index, epoch, channels_last=True, **options)
-        return self._give(labels, *self.run(pixels, labels, index, epoch, self._seen, pixels=options))
+        return self._give(labels, *mollify_batch(self, pixels, labels, index, epoch, self._seen, pixels=options))
 
     def _give(self, labels: Tensor, images: Tensor, made: Tensor, lam: Tensor) -> tuple[Tensor, Tensor | SoftLabels]:
         """The result, from dense targets or from the label decays of short ones, and the shares of mixed labels."""
         if self.targets == "dense":
             return images, made
         labels = labels.to(images.device, non_blocking=True)
+        kind = formula_of(self.kind)
         if self.mix is None:
-            return images, SoftLabels(labels, made, kind=self._formula)
-        return images, SoftLabels(labels, made, partners(labels), lam, self._formula)
-
-    @property
-    def _formula(self) -> str:
-        """The kind of the labels; those that are left alone lose nothing, ``γ = 0``, in either."""
-        return "smooth" if self.kind == "none" else self.kind
+            return images, SoftLabels(labels, made, kind=kind)
+        return images, SoftLabels(labels, made, partners(labels), lam, kind)
 
     def _traced(
         self,
@@ -305,7 +286,7 @@ class Mollify(nn.Module):
         std: Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | SoftLabels]:
-        """What a compiler sees: one operator, which runs :meth:`run` on this module."""
+        """What a compiler sees: one operator, which calls :func:`mollify_batch` with this module."""
         result = mollify_operator(
             images,
             labels,
@@ -323,176 +304,6 @@ class Mollify(nn.Module):
             mixed=self.mix is not None,
         )
         return self._give(labels, *result)
-
-    def run(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        index: Tensor | None,
-        epoch: int | Tensor,
-        seen: Tensor | None,
-        *,
-        inplace: bool = False,
-        pixels: dict[str, Any] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The work of :meth:`forward` and :meth:`from_pixels`, for them and for the operator of compiled code.
-
-        Gives mollified images; dense targets or label decays; and the shares of mixed labels, none where nothing is
-        mixed.
-
-        Args:
-            images: as in :meth:`forward`, or with ``pixels`` as in :meth:`from_pixels`; that much is checked.
-            labels: as there.
-            index: as there.
-            epoch: as there.
-            seen: how many images were numbered before; counted on in place where ``index`` is None.
-            inplace: as in :meth:`forward`.
-            pixels: the other arguments of :meth:`from_pixels`.
-        """
-        index, epoch = self._check(images, labels, index, epoch, seen)
-        images, labels = images.as_subclass(Tensor), labels.as_subclass(Tensor)
-        dtype, device = images.dtype if pixels is None else pixels["dtype"], images.device
-        height, width = images.shape[2:] if pixels is None else images.shape[1:3]
-        backend = choose_backend(images, height, width, dtype) if self.backend == "auto" else self.backend
-        check_device(backend, images)  # before anything is drawn
-        fused = pixels is not None or backend != "torch"
-        if not fused:
-            # From the host, so that the host knows which images have which role without asking the device.
-            index = index.cpu()
-        mixed = self.draw_mix(index, epoch, height=height, width=width)
-        if mixed is not None:
-            mixed = mixed.on(device)
-        lam = torch.empty(0, device=device) if mixed is None else mixed.lam
-        if fused:
-            options = pixels or {"dtype": dtype, "memory_format": _format(images)}
-            return *self._fused(images, labels, index, epoch, backend, mixed, width, **options), lam
-
-        role, t = self.draw(index, epoch)
-        made = self._make_targets(labels, role, t, mixed, device)
-        if mixed is not None:
-            images = mix_images(images.to(torch.promote_types(dtype, torch.float32)), **mixed.of_images())
-            inplace = True
-        out = self._by_role(images, role, self._strength(role, t, width), index, epoch, inplace)
-        return out.to(dtype), made, lam
-
-    def _by_role(self, images: Tensor, role: Tensor, t: Tensor, index: Tensor, epoch: int, inplace: bool) -> Tensor:
-        """Noised and blurred images, in plain torch or compiled code for a CPU; draws on the host."""
-        scales: dict[str, Any] = {"sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
-        key: dict[str, Any] = {"seed": self.seed, "epoch": epoch}
-        if images.device.type == "cpu" and images.dtype != torch.float64 and installed("numba"):
-            from fastmoll.kernels.mollify_cpu import mollify_cpu
-
-            return mollify_cpu(images, role, t, index=index, out=images if inplace else None, **key, **scales)
-        out = images.clone()
-        for roles in ((NOISE, PURE_NOISE), (BLUR,)):
-            chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
-            if not len(chosen):
-                continue
-            place = chosen.to(images.device, non_blocking=True)
-            level = t[chosen].to(images.device, non_blocking=True)
-            if BLUR in roles:
-                out[place] = heat_blur(images[place], level, **scales)
-            else:
-                out[place] = cosine_noise(images[place], level, index=index[chosen], **key)
-        return out
-
-    def _check(
-        self, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int | Tensor, seen: Tensor | None
-    ) -> tuple[Tensor, int]:
-        """Check what comes with the images; returns their sample ids and the epoch."""
-        batch = len(images)
-        if self.targets == "short":
-            check_tensor("labels", labels, (batch,), (torch.int64,), None)
-        # Before they move: on the CPU the check can name the bad value. Those on a GPU are looked at there, later.
-        if not (isinstance(labels, Tensor) and labels.is_cuda):
-            check_labels(labels, self.num_classes, batch, None)
-        epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
-        if index is None:
-            assert seen is not None  # one of them is always given
-            return _number(batch, seen), epoch
-        if not (isinstance(index, Tensor) and index.is_cuda):
-            check_key(self.seed, epoch, index, batch)
-        return index, epoch
-
-    def _strength(self, role: Tensor, t: Tensor, width: int) -> Tensor:
-        """The temperatures of the images, as the operations take them; labels decay by those that were drawn."""
-        if self.blur_scale is None:
-            return t
-        return blur_temperature(self.blur_scale, role, t, self.sigma_min, self.sigma_max, width)
-
-    def _make_targets(self, labels: Tensor, role: Tensor, t: Tensor, mixed: Mix | None, device: torch.device) -> Tensor:
-        """On ``device``, dense targets, or label decays for short ones."""
-        if self.label_decay is not None:
-            gamma = decay_of(self.label_decay, role, t)
-        elif self.kind == "none":
-            gamma = torch.zeros_like(t)
-        else:
-            gamma = label_decay(role, t, k_noise=self.k_noise, k_blur=self.k_blur)
-        gamma = gamma.to(device, non_blocking=True)
-        if self.targets == "short":
-            return gamma
-        labels = labels.to(device, non_blocking=True)
-        return soft_labels(labels, gamma, self.num_classes, kind=self._formula, **(mixed.of_labels() if mixed else {}))
-
-    def _fused(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        index: Tensor,
-        epoch: int,
-        backend: str,
-        mixed: Mix | None,
-        width: int,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor]:
-        device = images.device
-        on_host = not (index.is_cuda or labels.is_cuda)  # so their values were checked
-        index = index.to(device, non_blocking=True)
-        made = None
-        if backend == "triton" or (backend == "cupy" and installed("triton")):
-            from fastmoll.kernels.draw_triton import draw_batch
-
-            # The usual labels, that is those of the formulas in the kernel.
-            usual = self.label_decay is None and self.kind != "none"
-            dense: dict[str, Any] = {}
-            if usual and self.targets == "dense":
-                dense = {"labels": labels.to(device, non_blocking=True), **(mixed.of_labels() if mixed else {})}
-            drawn = draw_batch(
-                index,
-                epoch,
-                seed=self.seed,
-                roles=self.roles,
-                beta=self.beta,
-                quantiles=self._quantiles.on(device),
-                k_noise=self.k_noise,
-                k_blur=self.k_blur,
-                num_classes=self.num_classes,
-                kind=self._formula,
-                validate=not on_host,
-                **dense,
-            )
-            role, t = drawn.role, drawn.t
-            if usual:
-                made = drawn.target if dense else drawn.gamma
-        else:
-            role, t = self.draw(index, epoch)
-        if made is None:
-            made = self._make_targets(labels, role, t, mixed, device)
-        if mixed is not None:
-            options |= mixed.of_images()
-        images = batch_tail(
-            images,
-            role=role,
-            t=self._strength(role, t, width),
-            index=index,
-            seed=self.seed,
-            epoch=epoch,
-            sigma_min=self.sigma_min,
-            sigma_max=self.sigma_max,
-            backend=backend,
-            **options,
-        )
-        return images, made
 
     def get_extra_state(self) -> Tensor:
         """How many images were numbered so far, int64 scalar; part of ``state_dict()``."""
@@ -567,18 +378,3 @@ def with_mix(
     own = copy.copy(own)
     own.mix = mix
     return own, after
-
-
-def _number(batch: int, seen: Tensor) -> Tensor:
-    """Fresh sample ids for images that came without: rank << 32 | number of images seen before, which is counted on."""
-    if torch.utils.data.get_worker_info() is not None:
-        raise ValueError(
-            "index must be given inside a DataLoader worker, got None: each worker has a copy of this module, "
-            "whose count of images starts anew every epoch, so draws would repeat; pass index= and epoch=, "
-            "or mollify the batches that the loader returns"
-        )
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank = int(torch.distributed.get_rank()) if distributed else 0
-    ids = torch.arange(batch, device="cpu") + seen
-    seen += batch
-    return ids.remainder(2**_COUNTER_BITS).add(rank << _COUNTER_BITS)

@@ -5,33 +5,18 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastmoll.mollify_batch import Settings, mollify_batch
 
-class Runnable(Protocol):
-    """A module that the operator can run."""
-
-    def run(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        index: Tensor | None,
-        epoch: int | Tensor,
-        seen: Tensor | None,
-        *,
-        pixels: dict[str, Any] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``Mollify.run``."""
-
-
-_modules: MutableMapping[int, Runnable] = weakref.WeakValueDictionary()
+_modules: MutableMapping[int, Settings] = weakref.WeakValueDictionary()
 _handles: Iterator[int] = itertools.count()
 
 
-def register(module: Runnable) -> int:
+def register(module: Settings) -> int:
     """A number by which the operator finds the module, as long as that lives. A copy of it needs another one."""
     handle = next(_handles)
     _modules[handle] = module
@@ -59,7 +44,7 @@ def mollify_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     pixels = {"mean": mean, "std": std, "flip": flip, "dtype": dtype} if images.dtype == torch.uint8 else None
     which = epoch if epoch_tensor is None else epoch_tensor
-    out, made, lam = _modules[module].run(images, labels, index, which, seen, pixels=pixels)
+    out, made, lam = mollify_batch(_modules[module], images, labels, index, which, seen, pixels=pixels)
     # As the compiler was told, also where a size of 1 lets several orders of memory pass for the same.
     layout = torch.channels_last if channels_last else torch.contiguous_format
     strides = torch.empty(out.shape, memory_format=layout, device="meta").stride()

@@ -47,9 +47,12 @@ def lock(output: Path, option: str) -> Iterator[None]:
             raise ValueError(f"{option}: {output} is in use by another run (process {owner})") from None
         except OSError:
             pass  # some cluster file systems have no locks: better to run unguarded there than not at all
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        except OSError as error:  # a full disk
+            raise ValueError(f"{option}: {output} can't be written to: {error.strerror}") from error
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,10 +33,11 @@ def evaluate(
 
     Args:
         model: From images to logits ``(B, K)``; equal on all ranks. It is put in evaluation mode, as a whole, for the
-            time of the call.
-        loader: Gives ``(images, labels)`` or ``(images, labels, index)``: int64 class numbers ``(B,)`` and, where there
-            are any, sample ids ``(B,)``. Batches go to the device of the model. Where it has ``num_samples`` (of all
-            ranks), so many must come, and where it has ``classes``, the model must tell so many apart.
+            time of the call. Images come to it in the precision of its parameters.
+        loader: Gives ``(images, labels)`` or ``(images, labels, index)``, tensors in a tuple or list: int64 class
+            numbers ``(B,)`` and, where there are any, sample ids ``(B,)``. Batches go to the device of the model. Where
+            it has ``num_samples`` (of all ranks), so many must come, and where it has ``classes``, the model must tell
+            so many apart.
         bins: Bins of the calibration errors and of ``reliability``.
         precision: ``"off"``, ``"bf16"``: bfloat16 by ``torch.autocast``, or ``"auto"``: that on a GPU. The figures are
             computed from float32 logits.
@@ -47,14 +49,16 @@ def evaluate(
         classified rightly]``. See `fastmoll.ClassificationMetrics`.
 
     Raises:
-        ValueError: labels or logits of another shape or type, another number of classes than the loader's, a sample
-            that came twice (where there are ids), or a bad argument.
+        ValueError: batches, labels or logits of another shape or type, another number of classes than the loader's, a
+            sample that came twice (where there are ids), none at all, or a bad argument.
         RuntimeError: another number of samples came than the loader's ``num_samples``; an error on another rank.
     """
     check_choice("precision", precision, PRECISIONS)
     check_integer("bins", bins, 1)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise ValueError(f"loader must give batches in a for loop, got a {type(loader).__name__}")
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     process = Process.current(device)
     metrics = ClassificationMetrics(bins).to(device)
@@ -75,6 +79,8 @@ def evaluate(
     expected = getattr(loader, "num_samples", None)
     if expected is not None:
         check_count(found["count"], expected)
+    if not found["count"]:
+        raise ValueError("loader must give at least one image, got none; a generator gives its batches once only")
     return found
 
 
@@ -106,19 +112,26 @@ def score(
     device = metrics.device
     # DDP would exchange buffers with ranks that have fewer batches, and wait for them.
     bare = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
+    dtype = next((tensor.dtype for tensor in bare.parameters() if tensor.is_floating_point()), torch.float32)
     with _evaluating(bare):
-        for images, labels, *rest in batches:
-            index = rest[0] if rest else None
+        for batch in batches:
+            images, labels, index = _parts(batch)
             images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
+            # Autocast looks after that itself.
+            if images.is_floating_point() and not is_mixed(device, precision):
+                images = images.to(dtype)
             if channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)
             with autocast(device, precision):
                 logits = bare(images)
             if not isinstance(logits, Tensor):
                 raise ValueError(f"model must give logits (B, K) as a tensor, got a {type(logits).__name__}")
-            if num_classes is not None and logits.shape[1:] != (num_classes,):
-                shape = tuple(logits.shape)
-                raise ValueError(f"model must give logits of shape (B, {num_classes}), one a class, got {shape}")
+            if logits.ndim != 2 or len(logits) != len(images) or num_classes not in (None, logits.shape[1]):
+                shape, wanted = tuple(logits.shape), "K" if num_classes is None else num_classes
+                raise ValueError(
+                    f"model must give logits of shape ({len(images)}, {wanted}), one row an image and one column a "
+                    f"class, got {shape}"
+                )
             metrics.update(logits, labels, index)
             if on_batch is not None:
                 on_batch(logits, labels, index)
@@ -126,7 +139,10 @@ def score(
 
 def figures(metrics: ClassificationMetrics) -> dict[str, Any]:
     """What `evaluate` returns, as plain numbers; all ranks must come here."""
-    found = metrics.compute()
+    with warnings.catch_warnings():
+        # A rank without a share is as good as the others.
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric")
+        found = metrics.compute()
     plain: dict[str, Any] = {
         name: float(value) for name, value in found.items() if name not in ("count", "reliability")
     }
@@ -153,6 +169,19 @@ def image_dtype(device: torch.device, precision: str) -> torch.dtype:
 def is_mixed(device: torch.device, precision: str) -> bool:
     """Whether ``precision`` means bfloat16 on ``device``."""
     return precision == "bf16" or (precision == "auto" and device.type == "cuda")
+
+
+def _parts(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Images, labels and sample ids, if any, of what a loader gave."""
+    wanted = "loader must give (images, labels) or (images, labels, index) as tensors"
+    if not isinstance(batch, tuple | list):
+        keys = f" with {', '.join(map(repr, batch))}: make it a tuple" if isinstance(batch, dict) else ""
+        raise ValueError(f"{wanted}, got a {type(batch).__name__}{keys}")
+    if len(batch) not in (2, 3) or not all(isinstance(part, Tensor) for part in batch):
+        kinds = ", ".join(type(part).__name__ for part in batch[:5]) + (", ..." if len(batch) > 5 else "")
+        raise ValueError(f"{wanted}, got {len(batch)} part(s): {kinds}")
+    images, labels, *rest = batch
+    return images, labels, rest[0] if rest else None
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
+from pathlib import Path, PosixPath
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchvision import models
@@ -13,17 +15,29 @@ from fastmoll.models import create_model
 
 FORMAT: Final = 1
 """Of the trainers' checkpoints, their ``"format"``."""
+SOME_CLASSES: Final = "; if the data have some of its classes, name all of them: fastmoll evaluate --classes FILE"
+"""What to do about a network with more outputs than the data have classes."""
+# Training scripts save their arguments and best figures, too: containers of plain values, which run no code.
+_SCALAR: Final = np.float64(0).__reduce__()[0]
+_PLAIN: Final[list[Any]] = [
+    argparse.Namespace,
+    PosixPath,
+    np.dtype,
+    *(type(np.dtype(name)) for name in ("bool", "int32", "int64", "float32", "float64")),
+    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
 
 
 def read_file(path: Path) -> Any:
-    """``torch.load`` of tensors and plain values, onto the CPU.
+    """``torch.load`` of tensors, plain values and numbers of NumPy, onto the CPU.
 
     Raises:
         ValueError: the file holds something else, or is damaged.
         OSError: it can't be opened.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_PLAIN):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many types, and with advice in many lines that is not for here
         if isinstance(error, OSError) and error.filename is not None:
             raise
@@ -71,7 +85,8 @@ def load_weights(
         name: Its name.
         weights: Name of weights of torchvision (``IMAGENET1K_V1``), or a file: a state dict, or a checkpoint of this
             trainer (its average is taken where it has one).
-        exact: Refuse a head for another number of classes. Otherwise the model keeps its own head then.
+        exact: Refuse a head for another number of classes, as `fastmoll evaluate` must. Otherwise the model keeps its
+            own head then.
         option: What the user gave ``weights`` by, for messages.
 
     Returns:
@@ -81,8 +96,11 @@ def load_weights(
         ValueError: unknown name, unreadable file, checkpoint of another model, or tensors that don't fit (named).
     """
     state, source = _find(name, weights, option)
-    state = {key: value for key, value in state.items() if not key.startswith(("aux1.", "aux2.", "AuxLogits."))}
-    own = model.state_dict()
+    own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    auxiliary = ("aux1.", "aux2.", "AuxLogits.")
+    state = {key: value for key, value in state.items() if key in own or not key.startswith(auxiliary)}
+    # What batch norms count matters to none of them here, and files from before PyTorch 0.4.1 don't have it.
+    state |= {key: own[key] for key in own.keys() - state.keys() if key.endswith("num_batches_tracked")}
     head = head_name(model)
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
@@ -92,6 +110,8 @@ def load_weights(
         for key in wrong
     )
     if missing or unexpected or (wrong and (exact or not replaced)):
+        larger = replaced and all(len(state[key]) > len(own[key]) for key in wrong)
+        hint = SOME_CLASSES if exact and larger and not (missing or unexpected) else ""
         raise ValueError(
             f"{option}: {source} does not fit {name}: "
             + "; ".join(
@@ -99,6 +119,7 @@ def load_weights(
                 + [f"with unknown {_some(unexpected)}"] * bool(unexpected)
                 + [f"{key} is {tuple(state[key].shape)} there and {tuple(own[key].shape)} here" for key in wrong[:5]]
             )
+            + hint
         )
     trained_for = {key.rpartition(".")[0]: len(state[key]) for key in wrong}
     for key in wrong:
@@ -112,7 +133,7 @@ def load_weights(
 def head_name(model: nn.Module) -> str:
     """Name of the layer that gives the logits: the last linear or convolutional one."""
     names: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    return names[-1]
+    return names[-1] if names else ""
 
 
 def _find(name: str, weights: str, option: str) -> tuple[dict[str, Tensor], str]:
@@ -160,7 +181,7 @@ def _find(name: str, weights: str, option: str) -> tuple[dict[str, Tensor], str]
     return content, source
 
 
-_NESTED: Final = ("model", "state_dict", "model_state_dict")
+_NESTED: Final = ("model", "state_dict", "model_state_dict", "net")
 """Where training scripts put the state dict in what they save."""
 _WRAPPERS: Final = ("module.", "_orig_mod.", "module.")
 """What DDP and torch.compile, and DDP around or inside that, put in front of the names."""

@@ -9,8 +9,8 @@ Every image of the batch has its own parameters, in this order:
 4. by its role, nothing, noise by the cosine schedule (paper, equation 4) or blur by the heat equation (equations 5, 6).
 
 The parameters are explicit: drawing them is left to other functions, so any batch can be repeated. This file holds the
-checks, the definition in plain torch, and the choice of a backend. Code that is being compiled sees one operator,
-``fastmoll::batch_tail``, which runs the same eager code.
+checks and the choice of a backend; the definition in plain torch is :mod:`fastmoll.kernels.batch_tail_torch`. Code that
+is being compiled sees one operator, ``fastmoll::batch_tail``, which runs the same eager code.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ from fastmoll.kernels.checks import (
     check_values,
     installed,
 )
-from fastmoll.kernels.cosine_noise import cosine_noise
-from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE, SEED_OFFSET, as_int64
-from fastmoll.kernels.heat_blur import heat_blur, resolve_scales
-from fastmoll.kernels.mix import mix_images
+from fastmoll.kernels.draw import PURE_NOISE, SEED_OFFSET, as_int64
+from fastmoll.kernels.heat_blur import resolve_scales
 from fastmoll.kernels.philox import EPOCH_BITS, INDEX_BITS
 
 BACKENDS: Final = ("auto", "torch", "triton", "cupy")
@@ -154,16 +152,8 @@ def batch_tail(
         "backend": backend,
     }
     if not torch.compiler.is_compiling():
-        tensors: dict[str, Any] = {
-            "flip": flip,
-            "partner": partner,
-            "lam": lam,
-            "box": box,
-            "role": role,
-            "t": t,
-            "index": index,
-        }
-        return _run(images, **tensors, seed=seed, epoch=epoch, memory_format=memory_format, **options)
+        options |= {"flip": flip, "partner": partner, "lam": lam, "box": box, "role": role, "t": t, "index": index}
+        return _run(images, seed=seed, epoch=epoch, memory_format=memory_format, **options)
     if images.dtype != torch.uint8:
         check_images("images", images)
     _check_format(memory_format)
@@ -240,6 +230,8 @@ def _run(images: Tensor, *, backend: str, **options: Any) -> Tensor:
         from fastmoll.kernels.batch_tail_cupy import batch_tail_cupy
 
         return batch_tail_cupy(tail)
+    from fastmoll.kernels.batch_tail_torch import batch_tail_torch
+
     with torch.no_grad():
         return batch_tail_torch(tail, compiled=True)
 
@@ -407,67 +399,3 @@ def check_tail(
 def _check_format(memory_format: torch.memory_format) -> None:
     if memory_format not in FORMATS:
         raise ValueError(f"memory_format must be one of {', '.join(map(str, FORMATS))}, got {memory_format}")
-
-
-def batch_tail_torch(tail: Tail, *, compiled: bool = False) -> Tensor:
-    """The definition, in plain torch: float32, rounded once at the end. Waits for the device if that is a GPU.
-
-    Args:
-        tail: the checked arguments.
-        compiled: use :mod:`fastmoll.kernels.mollify_cpu` if the images are on the CPU and Numba is installed: the same
-            to 1e-5 for standardised images, and several times faster.
-    """
-    if compiled and tail.images.device.type == "cpu" and installed("numba"):
-        return _batch_tail_numba(tail)
-    x = _standardised(tail)
-    if tail.role is not None and tail.t is not None and tail.index is not None:
-        t = torch.where(tail.role == PURE_NOISE, 1.0, tail.t)
-        noised = torch.isin(tail.role, torch.tensor((NOISE, PURE_NOISE), device=x.device)).nonzero().squeeze(1)
-        blurred = (tail.role == BLUR).nonzero().squeeze(1)
-        x[noised] = cosine_noise(x[noised], t[noised], seed=tail.seed, epoch=tail.epoch, index=tail.index[noised])
-        x[blurred] = heat_blur(x[blurred], t[blurred], sigma_min=tail.sigma_min, sigma_max=tail.sigma_max)
-    return _finish(x, tail)
-
-
-def _standardised(tail: Tail) -> Tensor:
-    """Flipped, standardised and mixed images, float32, in memory of their own."""
-    images = tail.images
-    x = images.permute(0, 3, 1, 2).float() / 255.0 if images.dtype == torch.uint8 else images.float()
-    mean, std = (torch.tensor(value, device=x.device).view(-1, 1, 1) for value in (tail.mean, tail.std))
-    x = (x - mean) / std
-    if tail.flip is not None:
-        x = torch.where(tail.flip.view(-1, 1, 1, 1), x.flip(3), x)
-    if tail.partner is not None:
-        x = mix_images(x, tail.partner, lam=tail.lam, box=tail.box)
-    return x
-
-
-def _batch_tail_numba(tail: Tail) -> Tensor:
-    from fastmoll.kernels.mollify_cpu import mollify_cpu, standardise_cpu
-
-    if tail.images.dtype == torch.uint8:
-        x = standardise_cpu(
-            tail.images, tail.mean, tail.std, tail.flip, tail.partner, tail.lam, tail.box, tail.memory_format
-        )
-    else:
-        x = _standardised(tail)
-    if tail.role is not None and tail.t is not None and tail.index is not None:
-        # In place: standardisation has made x, whatever the images were.
-        mollify_cpu(
-            x,
-            tail.role,
-            tail.t,
-            seed=tail.seed,
-            epoch=tail.epoch,
-            index=tail.index,
-            sigma_min=tail.sigma_min,
-            sigma_max=tail.sigma_max,
-            out=x,
-        )
-    if x.dtype == tail.dtype and x.is_contiguous(memory_format=tail.memory_format):
-        return x
-    return _finish(x, tail)
-
-
-def _finish(x: Tensor, tail: Tail) -> Tensor:
-    return torch.empty(x.shape, dtype=tail.dtype, device=x.device, memory_format=tail.memory_format).copy_(x)

@@ -37,158 +37,15 @@ from torch import Tensor
 
 from fastmoll.kernels.batch_tail import Tail
 from fastmoll.kernels.draw import BLUR, CLEAN, PURE_NOISE
-from fastmoll.kernels.philox_triton import normals, on_device, signed, sine_quarter
+from fastmoll.kernels.philox_triton import on_device, signed, sine_quarter
+from fastmoll.kernels.pixels_triton import pixels, pointwise, recipe, store_interleaved
 
 _CLEAN: tl.constexpr = tl.constexpr(CLEAN)
 _BLUR: tl.constexpr = tl.constexpr(BLUR)
 _PURE_NOISE: tl.constexpr = tl.constexpr(PURE_NOISE)
 
-_MIXUP: tl.constexpr = tl.constexpr(1)
-_CUTMIX: tl.constexpr = tl.constexpr(2)
-
 # Storage of a matrix is a multiple of this, filled up with zeros, so that no product needs to mask it.
 _PAD: Final = 64
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading images
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _flag(flip, image):
-    if flip is None:
-        return 0
-    else:
-        return tl.load(flip + image).to(tl.int32)
-
-
-@triton.jit
-def _recipe(flip, partner, lam, box, image, B, MIX: tl.constexpr):
-    """The scalars that say where the pixels of an image come from."""
-    mirror = _flag(flip, image)
-    second = image
-    mirror2 = mirror
-    part = 1.0
-    y0 = 0
-    y1 = 0
-    x0 = 0
-    x1 = 0
-    if MIX != 0:
-        # A bad partner may give a wrong image, but must not read outside the batch.
-        second = tl.minimum(tl.maximum(tl.load(partner + image), 0), B - 1).to(tl.int32)
-        mirror2 = _flag(flip, second)
-    if MIX == _MIXUP:
-        part = tl.load(lam + image)
-    if MIX == _CUTMIX:
-        y0 = tl.load(box + image * 4)
-        y1 = tl.load(box + image * 4 + 1)
-        x0 = tl.load(box + image * 4 + 2)
-        x1 = tl.load(box + image * 4 + 3)
-    return mirror, second, mirror2, part, y0, y1, x0, x1
-
-
-@triton.jit
-def _pixels(
-    images, image, h, w, c, mask, mirror, second, mirror2, part, y0, y1, x0, x1,
-    W, stride_b, stride_h, stride_w, stride_c, MIX: tl.constexpr,
-):  # fmt: skip
-    """Flipped and mixed pixels at (h, w, c), not standardised: that is affine, so it may come after mixing."""
-    opposite = W - 1 - 2 * w
-    base = images + image.to(tl.int64) * stride_b
-    x = h * stride_h + (w + mirror * opposite) * stride_w + c * stride_c
-    if MIX == 0:
-        return tl.load(base + x, mask, other=0).to(tl.float32)
-    else:
-        other = images + second.to(tl.int64) * stride_b
-        y = h * stride_h + (w + mirror2 * opposite) * stride_w + c * stride_c
-        if MIX == _MIXUP:
-            one = tl.load(base + x, mask, other=0).to(tl.float32)
-            two = tl.load(other + y, mask, other=0).to(tl.float32)
-            return part * one + (1.0 - part) * two
-        else:
-            inside = (h >= y0) & (h < y1) & (w >= x0) & (w < x1)
-            one = tl.load(base + x, mask & (inside == 0), other=0).to(tl.float32)
-            two = tl.load(other + y, mask & inside, other=0).to(tl.float32)
-            return tl.where(inside, two, one)
-
-
-@triton.jit
-def _piece(
-    out, images, image, start, scale, shift, mirror, second, mirror2, part, y0, y1, x0, x1,
-    sigma, sample, epoch, key0, key1, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
-    C: tl.constexpr, MIX: tl.constexpr, PACKED: tl.constexpr, LAST: tl.constexpr, NOISE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Elements ``start ... start + BLOCK - 1`` of an image, in the order of the noise stream: row, column, channel."""
-    size = H * W * C
-    flat = start + tl.arange(0, BLOCK)
-    mask = flat < size
-    pixel = (flat.to(tl.uint32) // C).to(tl.int32)
-    c = flat - pixel * C
-    # The row, pixel // W: exact with inverse = ceil(2^30 / W), as long as there are no more than 2^18 pixels.
-    h = tl.umulhi((pixel << 2).to(tl.uint32), inverse.to(tl.uint32)).to(tl.int32)
-    w = pixel - h * W
-    if PACKED and MIX == 0:
-        if mirror == 0:
-            # The common case is one contiguous run, which the compiler only sees when it is written like this.
-            x = tl.load(images + image.to(tl.int64) * stride_b + flat, mask, other=0).to(tl.float32)
-        else:
-            x = tl.load(
-                images + image.to(tl.int64) * stride_b + flat + (W - 1 - 2 * w) * C, mask, other=0
-            ).to(tl.float32)  # fmt: skip
-    else:
-        x = _pixels(
-            images, image, h, w, c, mask, mirror, second, mirror2, part, y0, y1, x0, x1,
-            W, stride_b, stride_h, stride_w, stride_c, MIX,
-        )  # fmt: skip
-    x = x * scale + shift
-    if NOISE:
-        x += normals(start // 4, BLOCK, sigma, sample, epoch, key0, key1)
-    place = flat if LAST else c * (H * W) + pixel
-    tl.store(out + image.to(tl.int64) * size + place, x.to(out.dtype.element_ty), mask)
-
-
-@triton.jit
-def _pointwise(
-    out, images, affine, flip, partner, lam, box, image, first, last, alpha, sigma, sample, epoch, key0, key1,
-    B, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
-    C: tl.constexpr, MIX: tl.constexpr, PACKED: tl.constexpr, LAST: tl.constexpr, NOISE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Elements ``first ... last - 1`` of a clean or noised image; ``first`` is a multiple of ``C * BLOCK``."""
-    mirror, second, mirror2, part, y0, y1, x0, x1 = _recipe(flip, partner, lam, box, image, B, MIX)
-    # A block is no multiple of 3 long, but three blocks are: with one round of the loop for all channels, the factors
-    # of each of its C blocks are the same in every round.
-    scale0, shift0 = _factors(affine, 0, alpha, C, BLOCK)
-    scale1, shift1 = _factors(affine, 1, alpha, C, BLOCK)
-    scale2, shift2 = _factors(affine, 2, alpha, C, BLOCK)
-    for start in range(first, tl.minimum(last, H * W * C), C * BLOCK):
-        for block in tl.static_range(C):
-            if block == 0:
-                scale = scale0
-                shift = shift0
-            elif block == 1:
-                scale = scale1
-                shift = shift1
-            elif block == 2:
-                scale = scale2
-                shift = shift2
-            else:
-                scale, shift = _factors(affine, block, alpha, C, BLOCK)
-            _piece(
-                out, images, image, start + block * BLOCK, scale, shift,
-                mirror, second, mirror2, part, y0, y1, x0, x1,
-                sigma, sample, epoch, key0, key1, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
-                C, MIX, PACKED, LAST, NOISE, BLOCK,
-            )  # fmt: skip
-
-
-@triton.jit
-def _factors(affine, block, alpha, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Factors and summands of the channels of elements ``block * BLOCK ...``, times ``alpha``."""
-    c = (block * BLOCK + tl.arange(0, BLOCK)) % C
-    return tl.load(affine + c) * alpha, tl.load(affine + C + c) * alpha
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -260,10 +117,10 @@ def _prepare(
             value = tl.load(line + apart, mask, other=0.0) + tl.load(line + mirrored, mask, other=0.0)
             tl.store(matrices + place * (SIDE * SIDE) + h * SIDE + w, value.to(matrices.dtype.element_ty))
         if first < H:
-            mirror, second, mirror2, part, y0, y1, x0, x1 = _recipe(flip, partner, lam, box, image, B, MIX)
+            mirror, second, mirror2, part, y0, y1, x0, x1 = recipe(flip, partner, lam, box, image, B, MIX)
             mask = (h < H) & (w < W)
             for c in range(C):
-                value = _pixels(
+                value = pixels(
                     images, image, h, w, c, mask, mirror, second, mirror2, part, y0, y1, x0, x1,
                     W, stride_b, stride_h, stride_w, stride_c, MIX,
                 )  # fmt: skip
@@ -275,41 +132,6 @@ def _prepare(
 # ---------------------------------------------------------------------------------------------------------------------
 # The two products
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _eighths(x, BM: tl.constexpr, BN: tl.constexpr):
-    """Columns 0, 8, 16 ..., columns 1, 9, 17 ..., and so on."""
-    even, odd = tl.split(tl.reshape(x, [BM, BN // 8, 2, 2, 2]))
-    even0, even1 = tl.split(even)
-    odd0, odd1 = tl.split(odd)
-    x0, x4 = tl.split(even0)
-    x2, x6 = tl.split(even1)
-    x1, x5 = tl.split(odd0)
-    x3, x7 = tl.split(odd1)
-    return x0, x1, x2, x3, x4, x5, x6, x7
-
-
-@triton.jit
-def _eight(x0, x1, x2, x3, x4, x5, x6, x7, BM: tl.constexpr, BN: tl.constexpr):
-    """The reverse of :func:`_eighths`, with the eight in a dimension of their own."""
-    even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
-    odd = tl.join(tl.join(x1, x5), tl.join(x3, x7))
-    return tl.reshape(tl.join(even, odd), [BM, BN // 8, 8])
-
-
-@triton.jit
-def _store_interleaved(target, a, b, c, r, column, H, z_row, BM: tl.constexpr, BN: tl.constexpr):
-    """Store rows ``a0 b0 c0 a1 b1 c1 ...``: eight numbers of each are three runs of eight, one wide store each."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = _eighths(a, BM, BN)
-    b0, b1, b2, b3, b4, b5, b6, b7 = _eighths(b, BM, BN)
-    c0, c1, c2, c3, c4, c5, c6, c7 = _eighths(c, BM, BN)
-    f = column * 3 + tl.arange(0, BN // 8)[None, :, None] * 24 + tl.arange(0, 8)[None, None, :]
-    target += r[:, None, None] * z_row + f
-    mask = (r < H)[:, None, None]
-    tl.store(target, _eight(a0, b0, c0, a1, b1, c1, a2, b2, BM, BN), mask & (f < z_row))
-    tl.store(target + 8, _eight(c2, a3, b3, c3, a4, b4, c4, a5, BM, BN), mask & (f + 8 < z_row))
-    tl.store(target + 16, _eight(b5, c5, a6, b6, c6, a7, b7, c7, BM, BN), mask & (f + 16 < z_row))
 
 
 @triton.jit
@@ -332,7 +154,7 @@ def _across(
     else:
         kind = tl.load(role + image)
     if kind == _CLEAN:
-        _pointwise(
+        pointwise(
             out, images, affine, flip, partner, lam, box, image, program * chunk, (program + 1) * chunk, 1.0, 0.0,
             0, 0, 0, 0, B, H, W, inverse, stride_b, stride_h, stride_w, stride_c, C, MIX, PACKED, LAST, False, BLOCK,
         )  # fmt: skip
@@ -364,7 +186,7 @@ def _across(
                     acc1 = tl.dot(tl.load(source + plane + k[None, :], mask, other=0.0), weights, acc1)
                     acc2 = tl.dot(tl.load(source + 2 * plane + k[None, :], mask, other=0.0), weights, acc2)
             if GROUP == 3:
-                _store_interleaved(
+                store_interleaved(
                     z + image.to(tl.int64) * z_image, acc0.to(operand), acc1.to(operand), acc2.to(operand),
                     r, column, H, z_row, BM, BN,
                 )  # fmt: skip
@@ -415,7 +237,7 @@ def _down(
     elif kind != _CLEAN:
         level = tl.where(kind == _PURE_NOISE, 1.0, tl.load(t + image))
         # The cosine as the sine of the complement: exactly 0 at t = 1, and accurate in relative terms near it.
-        _pointwise(
+        pointwise(
             out, images, affine, flip, partner, lam, box, image, program * chunk, (program + 1) * chunk,
             sine_quarter(1.0 - level), sine_quarter(level),
             tl.load(index + image), epoch, key0, key1, B, H, W, inverse, stride_b, stride_h, stride_w, stride_c,
@@ -511,8 +333,8 @@ def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | No
     if out is None:
         out = torch.empty((B, C, H, W), dtype=tail.dtype, device=device, memory_format=tail.memory_format)
     last = tail.memory_format == torch.channels_last
-    pixels = images.dtype == torch.uint8
-    if pixels:
+    integer = images.dtype == torch.uint8
+    if integer:
         images = images.permute(0, 3, 1, 2)
     if sum((size - 1) * stride for size, stride in zip(images.shape[1:], images.stride()[1:], strict=True)) >= 2**31:
         images = images.contiguous()  # Offsets inside an image are 32 bits wide.
@@ -528,7 +350,7 @@ def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | No
     constants = {"C": C, "MIX": mix, "PACKED": packed, "LAST": last}
     flip = None if tail.flip is None else tail.flip.contiguous().view(torch.uint8)
     partner, lam, box = (None if x is None else x.contiguous() for x in (tail.partner, tail.lam, tail.box))
-    affine = _affine(tail.mean, tail.std, 1.0 / 255.0 if pixels else 1.0, device)
+    affine = _affine(tail.mean, tail.std, 1.0 / 255.0 if integer else 1.0, device)
 
     programs = triton.cdiv(H, across["BM"]) * triton.cdiv(W, across["BN"]) * (C // group)
     common = (images, affine, flip, partner, lam, box)

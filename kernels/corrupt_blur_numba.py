@@ -13,32 +13,16 @@ import numba
 import numpy as np
 
 from fastmoll.kernels import corruption_job
+from fastmoll.kernels.philox_numba import sample_words
+
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): c1bb013bc158
 
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 _fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 
-_MASK = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-
+_FIRST = np.uint64(0)
 _ZERO, _TOP, _ROUND = np.float32(0.0), np.float32(255.0), np.float32(0.5)
 _NUDGE = np.float32(corruption_job.NUDGE)
-
-
-@_compiled
-def _words(sample: Any, middle: Any, seed: Any, words: Any) -> None:
-    """The first words of a sample's stream, uint32 ``(4, blocks)``: see :mod:`fastmoll.kernels.philox`."""
-    low, high = sample & _MASK, sample >> _HALF
-    w0, w1, w2, w3 = words[0], words[1], words[2], words[3]
-    for i in range(words.shape[1]):
-        c0, c1, c2, c3 = np.uint64(i), low, middle, high
-        k0, k1 = seed & _MASK, seed >> _HALF
-        for _ in range(10):
-            p0, p1 = c0 * _M0, c2 * _M1
-            c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _MASK, (p0 >> _HALF) ^ c3 ^ k1, p0 & _MASK
-            k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-        w0[i], w1[i], w2[i], w3[i] = np.uint32(c0), np.uint32(c1), np.uint32(c2), np.uint32(c3)
 
 
 @_compiled
@@ -155,7 +139,7 @@ def glass(
             _smooth(plane, weights, row, total, out[b, c])
             for i in range(pixels):
                 packed[i] |= np.int32(flat[i]) << shift
-        _words(sample[b], middle, seed, words)
+        sample_words(_FIRST, sample[b], middle, seed, words)
         for k in range(passes):
             for y in range(height - delta, delta, -1):
                 for x in range(width - delta, delta, -1):

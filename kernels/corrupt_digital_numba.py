@@ -14,6 +14,8 @@ import numpy as np
 
 from fastmoll.kernels import corrupt_digital, corruption_job
 
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 6b13c8134182
+
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _ONE, _ZERO, _TOP = np.float32(1.0), np.float32(0.0), np.float32(255.0)

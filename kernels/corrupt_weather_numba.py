@@ -13,34 +13,18 @@ import numba
 import numpy as np
 
 from fastmoll.kernels import corruption_job
+from fastmoll.kernels.philox_numba import sample_words
+
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): c1bb013bc158
 
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
-_MASK = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-
+_FIRST = np.uint64(0)
 _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)
 _NUDGE, _QUARTER = np.float32(corruption_job.NUDGE), np.float32(0.25)
 _RED, _GREEN, _BLUE = np.float32(0.299), np.float32(0.587), np.float32(0.114)
 _GLOW, _WHITE = np.float32(1.5), np.float32(127.5)
 _LEVEL, _UNIT = np.float32(1.0 / 255.0), np.float32(2.0**-31)
-
-
-@_compiled
-def _words(sample: Any, middle: Any, seed: Any, words: Any) -> None:
-    """The first words of a sample's stream, uint32 ``(4, blocks)``: see :mod:`fastmoll.kernels.philox`."""
-    low, high = sample & _MASK, sample >> _HALF
-    w0, w1, w2, w3 = words[0], words[1], words[2], words[3]
-    for i in range(words.shape[1]):
-        c0, c1, c2, c3 = np.uint64(i), low, middle, high
-        k0, k1 = seed & _MASK, seed >> _HALF
-        for _ in range(10):
-            p0, p1 = c0 * _M0, c2 * _M1
-            c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _MASK, (p0 >> _HALF) ^ c3 ^ k1, p0 & _MASK
-            k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-        w0[i], w1[i], w2[i], w3[i] = np.uint32(c0), np.uint32(c1), np.uint32(c2), np.uint32(c3)
 
 
 @_compiled
@@ -74,7 +58,7 @@ def flakes(
     field = np.empty((inside_rows, inside_columns), np.float64)
     flat, row = field.reshape(pixels), np.empty(inside_columns, np.float64)
     for b in range(first, last):
-        _words(sample[b], middle, seed, words)
+        sample_words(_FIRST, sample[b], middle, seed, words)
         for i in range(pixels):
             flat[i] = heights[words[i & 3, (i >> 2) + 1] >> np.uint32(16)]
         layer = layers[b, 0]
@@ -194,7 +178,7 @@ def fog(
     field, mist = np.empty((side, side), np.float32), np.empty((height, width), np.float32)
     flat = field.reshape(side * side)
     for b in range(first, last):
-        _words(sample[b], middle, seed, words)
+        sample_words(_FIRST, sample[b], middle, seed, words)
         for i in range(side * side // 4):
             for k in range(4):
                 flat[4 * i + k] = np.float32(words[k, i]) * _UNIT - _ONE

@@ -1,12 +1,7 @@
-"""The noise of :mod:`fastmoll.kernels.mollify_cpu` in SIMD registers; importing this file imports Numba.
-
-Numba promotes to float64 and int64 wherever a literal or an unsigned number meets a signed one; hence the typed
-constants. Multiplications and additions may be fused in the polynomials only.
-"""
+"""The noise of :mod:`fastmoll.kernels.mollify_cpu` in SIMD registers; importing this file imports Numba."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numba
@@ -14,107 +9,13 @@ import numpy as np
 
 from fastmoll.kernels import philox
 from fastmoll.kernels.counter_numba import take
+from fastmoll.kernels.philox_numba import BLOCKS, WORDS, normal, sample_words
+
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 727a29a162f6
 
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
-_fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 
-_MASK = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _PURPOSE = np.uint64(philox.NOISE << philox.EPOCH_BITS)
-_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-
-# Generator blocks at a time: 3072 normals, 1024 pixels of three channels, all in the first-level cache. The trip count
-# of the loops is this constant, a multiple of every vector width: each normal goes through the same instructions.
-BLOCKS = 768
-_NORMALS = 4 * BLOCKS
-
-_TINY = np.float32(2.0**-32)
-_HALF_TINY = np.float32(2.0**-33)
-_ONE, _TWO, _FOUR = np.float32(1.0), np.float32(2.0), np.float32(4.0)
-_ONE_HALF, _QUARTER = np.float32(0.5), np.float32(0.25)
-_LN2 = np.float32(math.log(2.0))
-_SQRT_HALF_BITS = np.int32(np.float32(math.sqrt(0.5)).view(np.int32))
-_MANTISSA_BITS = np.int32(23)
-# Minimax fits: (ln(1+f) - f + f²/2) / f³ for 1+f in [√½, √2], to 6e-9 of ln(1+f); sin(2πr) / r and cos(2πr) in powers
-# of r² for |r| <= 1/8, to 2e-8 and 5e-11.
-_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7 = (
-    np.float32(c)
-    for c in (
-        0.333333317,
-        -0.25000821,
-        0.200012269,
-        -0.166233573,
-        0.142017582,
-        -0.131601831,
-        0.127615756,
-        -0.0763449302,
-    )
-)
-_S0, _S1, _S2, _S3 = (np.float32(c) for c in (6.28318529, -41.3416626, 81.5925535, -75.4020679))
-_C0, _C1, _C2, _C3, _C4 = (np.float32(c) for c in (1.0, -19.7392087, 64.9393162, -85.4428521, 59.2204072))
-_I1, _I2 = np.int32(1), np.int32(2)
-
-
-@_fused
-def _pair(first: Any, second: Any) -> Any:
-    """Two normals of two words, by Box and Muller: see :func:`fastmoll.kernels.philox.normal`."""
-    u = np.float32(first) * _TINY + _HALF_TINY
-    # `view` is compiled for a call of a type only.
-    bits = np.float32(u).view(np.int32)
-    exponent = (bits - _SQRT_HALF_BITS) >> _MANTISSA_BITS
-    f = np.int32(bits - (exponent << _MANTISSA_BITS)).view(np.float32) - _ONE
-    square = f * f
-    p = _L7
-    p = p * f + _L6
-    p = p * f + _L5
-    p = p * f + _L4
-    p = p * f + _L3
-    p = p * f + _L2
-    p = p * f + _L1
-    p = p * f + _L0
-    p = p * f * square - _ONE_HALF * square
-    radius = np.sqrt(-_TWO * (np.float32(exponent) * _LN2 + (p + f)))
-
-    v = np.float32(second) * _TINY
-    quarter = np.int32(v * _FOUR + _ONE_HALF)
-    r = v - np.float32(quarter) * _QUARTER
-    z = r * r
-    sine = _S3
-    sine = sine * z + _S2
-    sine = sine * z + _S1
-    sine = (sine * z + _S0) * r
-    cosine = _C4
-    cosine = cosine * z + _C3
-    cosine = cosine * z + _C2
-    cosine = cosine * z + _C1
-    cosine = cosine * z + _C0
-    # A quarter turn exchanges the two, the second bit turns both round, and the first and second together the cosine.
-    swap = (quarter & _I1) != 0
-    x = sine if swap else cosine
-    y = cosine if swap else sine
-    x = -x if ((quarter + _I1) & _I2) != 0 else x
-    y = -y if (quarter & _I2) != 0 else y
-    return radius * x, radius * y
-
-
-@_compiled
-def _normals(first: Any, low: Any, middle: Any, high: Any, seed: Any, words: Any, normals: Any) -> None:
-    """``4 * BLOCKS`` normals of a sample's stream from block ``first`` on; ``words`` is scratch, uint32 (4, BLOCKS)."""
-    w0, w1, w2, w3 = words[0], words[1], words[2], words[3]
-    for i in range(BLOCKS):
-        c0 = (first + np.uint64(i)) & _MASK
-        c1, c2, c3 = low, middle, high
-        k0, k1 = seed & _MASK, seed >> _HALF
-        for _ in range(10):
-            p0, p1 = c0 * _M0, c2 * _M1
-            c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _MASK, (p0 >> _HALF) ^ c3 ^ k1, p0 & _MASK
-            k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-        w0[i], w1[i], w2[i], w3[i] = np.uint32(c0), np.uint32(c1), np.uint32(c2), np.uint32(c3)
-    for i in range(BLOCKS):
-        z0, z1 = _pair(w0[i], w1[i])
-        z2, z3 = _pair(w2[i], w3[i])
-        normals[4 * i], normals[4 * i + 1], normals[4 * i + 2], normals[4 * i + 3] = z0, z1, z2, z3
 
 
 @_compiled
@@ -146,7 +47,7 @@ def run(
     image. Threads that share a ``counter`` share the work.
     """
     words = np.empty((4, BLOCKS), np.uint32)
-    normals, mixed = np.empty(_NORMALS, np.float32), np.empty(_NORMALS, np.float32)
+    normals, mixed = np.empty(WORDS, np.float32), np.empty(WORDS, np.float32)
     values = x.shape[1]
     pixels = values // channels
     while True:
@@ -155,11 +56,11 @@ def run(
             return
         b = order[turn]
         s, d = x[b], out[b]
-        low, high = sample[b] & _MASK, sample[b] >> _HALF
         middle = epoch | _PURPOSE
-        for start in range(0, values, _NORMALS):
-            _normals(np.uint64(start // 4), low, middle, high, seed, words, normals)
-            stop = min(values, start + _NORMALS)
+        for start in range(0, values, WORDS):
+            sample_words(np.uint64(start // 4), sample[b], middle, seed, words)
+            normal(words, normals)
+            stop = min(values, start + WORDS)
             if interleaved or channels == 1:
                 _mix(s[start:stop], normals, 1, alpha[b], sigma[b], mixed, d[start:stop])
                 continue

@@ -1,7 +1,6 @@
 """A counter for threads that share work; importing this file imports Numba.
 
-What compiled code takes from other files, Numba's cache on disk does not watch: code that was compiled with an old
-version of it stays in use. So there is one file an operation, complete but for this.
+Files that use it change with it: see tests/test_numba_cache.py.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from numba.extending import intrinsic
 
 from fastmoll.kernels.counter_numba import take
 
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 3be1ad19b340
+
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 _fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 # What Numba says of their types is not how they are called.

@@ -13,6 +13,8 @@ import numpy as np
 
 from fastmoll.kernels import image_ops
 
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 5aad0e5f4292
+
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)

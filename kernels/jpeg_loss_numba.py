@@ -12,6 +12,8 @@ import numpy as np
 
 from fastmoll.kernels import jpeg_loss
 
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 0ce418f23353
+
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _FORWARD = np.ascontiguousarray(jpeg_loss.MATRIX.T)

@@ -9,6 +9,8 @@ import numpy as np
 
 from fastmoll.kernels.counter_numba import take
 
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 3be1ad19b340
+
 _compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _ONE = np.float32(1.0)

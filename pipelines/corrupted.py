@@ -169,6 +169,8 @@ def _describe(root: Path) -> tuple[Literal["official", "generated"], str | None]
         return "official", None
     try:
         frost = json.loads(description.read_text(encoding="utf-8"))["frost"]
+        if frost not in ("published", "made"):
+            raise ValueError(f"frost is {frost!r}")
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{description} is damaged: {error!r}") from error
     return "generated", frost

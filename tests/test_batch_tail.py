@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy.fft import dctn, idctn
 
-from fastmoll.kernels import batch_tail as batch_tail_module
+from fastmoll.kernels import batch_tail_torch as torch_module
 from fastmoll.kernels import mollify_cpu
-from fastmoll.kernels.batch_tail import batch_tail, batch_tail_torch, check_tail
+from fastmoll.kernels.batch_tail import batch_tail, check_tail
+from fastmoll.kernels.batch_tail_torch import batch_tail_torch
 from fastmoll.kernels.cosine_noise import cosine_noise
 
 pytestmark = [
@@ -161,7 +162,7 @@ def test_without_numba_the_definition_runs(monkeypatch):
     images, arguments = batch(9, 13)
     tail = check_tail(images, **dict.fromkeys(NAMES) | {"sigma_min": 0.3} | arguments, **KEY, **FLOAT)
     expected = batch_tail_torch(tail)
-    monkeypatch.setattr(batch_tail_module, "installed", lambda package: False)
+    monkeypatch.setattr(torch_module, "installed", lambda package: False)
     assert torch.equal(batch_tail_torch(tail, compiled=True), expected)
 
 

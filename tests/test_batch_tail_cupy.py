@@ -23,7 +23,8 @@ from torch import Tensor
 
 from fastmoll.kernels import batch_tail_cupy as backend
 from fastmoll.kernels import cuda_toolchain
-from fastmoll.kernels.batch_tail import Tail, batch_tail, batch_tail_torch, check_tail
+from fastmoll.kernels.batch_tail import Tail, batch_tail, check_tail
+from fastmoll.kernels.batch_tail_torch import batch_tail_torch
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,54 @@ def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:
         found.build(5, 64, True)
 
 
+def test_a_network_of_ones_own_takes_a_state_dict_or_brings_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import torch\n\n\ndef wide(num_classes):\n    return torch.nn.Sequential(torch.nn.Linear(3, 8),"
+        " torch.nn.BatchNorm1d(8), torch.nn.Linear(8, num_classes))\n\n\ndef whole():\n"
+        f"    net = wide(4)\n    net.load_state_dict(torch.load({str(tmp_path / 'w.pt')!r}))\n    return net\n"
+    )
+    state = find_checkpoint(f"python:{tmp_path / 'nets.py'}:wide").build(4, 32, False).state_dict()
+    torch.save(state, tmp_path / "w.pt")
+    whole = find_checkpoint(f"python:{tmp_path / 'nets.py'}:whole")
+    assert (whole.net, whole.folder, whole.function) == ("nets.py:whole", Path("runs") / "nets-whole", True)
+    # As old scripts save it: of several GPUs, without the counts, and with their arguments and best figure.
+    old = {f"module.{name}": value for name, value in state.items() if "num_batches" not in name}
+    options = argparse.Namespace(lr=0.1, out=tmp_path)
+    torch.save(
+        {"state_dict": old, "args": options, "best": np.float64(91.7), "epoch": np.int64(3)}, tmp_path / "old.th"
+    )
+    own = find_checkpoint(str(tmp_path / "old.th"), f"{tmp_path / 'nets.py'}:wide")
+    assert (own.net, own.folder, own.size, own.standardisation) == ("nets.py:wide", tmp_path, None, None)
+    assert digest(own.build(4, 32, True)) == digest(whole.build(4, 32, True)) != digest(own.build(4, 32, False))
+    with pytest.raises(
+        ValueError, match=r"old\.th does not fit nets\.py:wide: .*\(4, 8\) there and \(2, 8\) .*--classes"
+    ):
+        own.build(2, 32, True)
+
+
+def test_outputs_are_chosen_by_name_where_names_are_known(tmp_path: Path) -> None:
+    ours = find_checkpoint(str(save(tmp_path / "a", small("--data", "cifar10"), ["cat", "dog", "ship"], None)))
+    assert ours.choose_outputs(["cat", "dog", "ship"], "x") == (3, None)
+    assert ours.choose_outputs(["cat", "ship"], "x") == (3, [0, 2])
+    assert ours.choose_outputs(["ship", "dog", "cat"], "x") == (3, [2, 1, 0])
+    with pytest.raises(ValueError, match="has other classes than x: dog, ship there, frog here"):
+        ours.choose_outputs(["cat", "frog"], "x")
+    assert ours.choose_outputs(["c", "a"], "x", ["a", "b", "c"], "f.txt") == (3, [2, 0])
+    with pytest.raises(ValueError, match=r"--classes: f\.txt has 2 names, but .* has 3 classes"):
+        ours.choose_outputs(["a"], "x", ["a", "b"], "f.txt")
+    # The names of arrays are numbers, of other classes in every data set.
+    arrays = find_checkpoint(str(save(tmp_path / "b", small("--data", "/x"), ["0", "1", "2"], None)))
+    assert arrays.choose_outputs(["0", "1", "2"], "x") == (3, None)
+    with pytest.raises(ValueError, match=r"has 3 classes, but x has 2; .* --classes FILE"):
+        arrays.choose_outputs(["0", "1"], "x")
+    torch.save({}, tmp_path / "w.pt")
+    foreign = find_checkpoint(str(tmp_path / "w.pt"), "resnet18")
+    assert foreign.choose_outputs(["b", "c"], "x") == (2, None)
+    foreign.check_outputs(2, 2, "x")
+    with pytest.raises(ValueError, match=r"w\.pt gives 1000 logits, but x has 2 classes; .* --classes FILE"):
+        foreign.check_outputs(1000, 2, "x")
+
+
 def test_weights_of_torchvision_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = models.get_model_weights("squeezenet1_1").IMAGENET1K_V1
     state = build_model("squeezenet1_1", 1000, 224, fresh=False).state_dict()
@@ -96,8 +145,8 @@ def test_weights_of_torchvision_bring_what_they_expect(monkeypatch: pytest.Monke
         assert found.folder == Path("runs") / "squeezenet1_1-IMAGENET1K_V1"
     model = found.build(1000, 224, True)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    with pytest.raises(ValueError, match="has 1000 classes, but x has 10"):
-        found.check_classes([str(number) for number in range(10)], "x")
+    with pytest.raises(ValueError, match=r"has 1000 classes, but x has 10; .* --classes FILE"):
+        found.choose_outputs([str(number) for number in range(10)], "x")
 
 
 def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +197,16 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         torch.save(content, path)
         with pytest.raises(ValueError, match=r"^CHECKPOINT: .*is a damaged checkpoint"):
             find_checkpoint(str(path))
+    path.unlink()
+    save(tmp_path / "run", small("--data", "cifar10"), ["a", "b"], None)
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"half a file")
+    with pytest.raises(ValueError, match=r"^CHECKPOINT: \S*run/checkpoint\.pt is damaged.* python:FILE\.py:FUNCTION$"):
+        find_checkpoint(str(tmp_path / "run"))
+    (tmp_path / "run" / "config.json").write_text("{")
+    with pytest.raises(
+        ValueError, match=r"^CHECKPOINT: \S*config\.json, the settings of \S*model\.pt, is damaged: Expec"
+    ):
+        find_checkpoint(str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"is a folder without model\.pt"):
         find_checkpoint(str(tmp_path))
 

@@ -269,6 +269,24 @@ def test_a_clean_file_that_cannot_be_decoded_is_named_on_one_line(make_tree: Mak
     assert listed(tmp_path / "out") == ["brightness", DESCRIPTION]
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(image: Image.Image, place: Path, *words: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(OSError, match=r"^/.*/brightness/2/0/0000000.\.JPEG can't be written: No space left on device$"):
+        write_corrupted(small(size=64), tmp_path / "out", corruptions=["brightness"], severities=[2], threads=1)
+    assert listed(tmp_path / "out") == ["brightness", DESCRIPTION]
+
+
+def test_a_folder_among_the_classes_of_the_data_is_refused(make_tree: Make, tmp_path: Path) -> None:
+    tree = make_tree(4)
+    (tmp_path / "link").symlink_to(tree)
+    for out in (tree, tree / "out", tmp_path / "link" / "out", tree / "class1" / "out"):
+        refused(r"OUT: .* is inside .*/tree, where each folder is a class", tree, out, size=32)
+    assert sorted(os.listdir(tree)) == ["class0", "class1", "class2"]
+
+
 @needs_dali
 def test_two_images_that_would_get_one_name_are_refused(make_tree: Make, tmp_path: Path) -> None:
     tree = make_tree(4)

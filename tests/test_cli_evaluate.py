@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from processes import CONTEXT
 
 from fastmoll.cli.main import main
@@ -86,7 +87,12 @@ def network(folder: Path) -> torch.nn.Module:
 
 
 def cells(out: Path) -> dict[str, dict[str, Any]]:
-    return {path.stem: json.loads(path.read_text()) for path in (out / "cells").iterdir()}
+    """The figures of each cell that is done."""
+    found = {path.stem: json.loads(path.read_text()) for path in (out / "cells").iterdir()}
+    for name, content in found.items():
+        corruption, severity = content.pop("corruption"), content.pop("severity")
+        assert name == ("clean" if corruption is None else f"{corruption}-{severity}") and content.pop("images")
+    return found
 
 
 def test_an_official_set_is_evaluated_and_its_results_say_of_what(
@@ -155,6 +161,82 @@ def test_generated_images_are_those_of_corrupt_and_some_cells_can_be_asked_for(
     (out / "cells" / "fog-2.json").unlink()
     assert finish(start(2, "--rescore", out), 60) == [0, 0]
     assert (out / "cells" / "fog-2.json").exists()
+
+
+OWN = """
+import torch
+
+
+def tiny(num_classes=5):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, num_classes))
+
+
+def other(num_classes=5):
+    return torch.nn.Sequential(*tiny(num_classes), torch.nn.Softplus())
+
+
+def two():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 2))
+"""
+
+
+def test_some_outputs_of_a_network_of_ones_own_are_compared(
+    tmp_path: Path, data: Path, official: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nets.py").write_text(OWN)
+    (tmp_path / "names.txt").write_text("9\n2\n0\n7\n1\n")
+    net = f"{tmp_path / 'nets.py'}:tiny"
+    scale = ["--mean", 0.5, 0.4, 0.3, "--std", 0.2, 0.2, 0.2]
+    some = ["--corruptions", "fog", "--severities", 2]
+    out = ["--data", data, *scale, *some, "--device", "cpu", "--out", tmp_path / "out"]
+    listed = [f"python:{net}", "--classes", tmp_path / "names.txt", *out]
+    assert run(*listed, "--corrupted", f"official:{official}") == 0
+    assert "3 classes of 5, 2 cells; standardised by (0.5, 0.4, 0.3) and (0.2, 0.2, 0.2)" in capsys.readouterr().out
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert (settings["header"]["outputs"], settings["header"]["num_classes"]) == (5, 3)
+    assert settings["header"]["net"] == "nets.py:tiny"
+
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 5))
+    images = torch.from_numpy(np.load(official / "fog.npy")[24:48]).permute(0, 3, 1, 2) / 255
+    images = (images - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / 0.2
+    logits = model(images)[:, [2, 4, 1]].detach()
+    theirs = evaluate(torch.nn.Identity(), [(logits, torch.from_numpy(np.load(data / "val_labels.npy")))])
+    ours = cells(tmp_path / "out")["fog-2"]
+    assert ours["error"] == theirs["error"] and ours["nll"] == pytest.approx(theirs["nll"], rel=1e-5)
+
+    # Its weights in a file, and the same function, are the same evaluation; others are not.
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    again = ["--corrupted", f"official:{official}", *out]
+    message = fails(capsys, tmp_path / "w.pt", "--net", net, *again)
+    assert "1.weight is (5, 768) there and (3, 768) here" in message and "evaluate --classes FILE" in message
+    assert run(tmp_path / "w.pt", "--net", net, "--classes", tmp_path / "names.txt", *again) == 0
+    assert "2 of 2 cells are done already" in capsys.readouterr().out
+    message = fails(capsys, f"python:{tmp_path / 'nets.py'}:other", *listed[1:], "--corrupted", f"official:{official}")
+    assert "with another function of the network: it was nets.py:tiny and is now nets.py:other" in message
+    (tmp_path / "names.txt").write_text("9\n0\n2\n7\n1\n")
+    message = fails(capsys, *listed, "--corrupted", f"official:{official}")
+    assert re.search(r"with another choice of outputs: it was 3 of 5 \(digest \w+\) and is now 3 of 5", message)
+    (tmp_path / "names.txt").write_text("9\n2\n7\n1\n")
+    assert "names.txt has no '0', a class of the data; its first is '9'" in fails(capsys, *listed)
+    message = fails(capsys, f"python:{tmp_path / 'nets.py'}:two", *out)
+    assert re.search(r"two gives 2 logits, but .*val\.npy has 3 classes$", message)
+
+
+def test_what_a_folder_of_photographs_leaves_open_must_be_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (120, 110), (len(name), 90, 200)).save(tmp_path / "photos" / name / "1.png")
+    (tmp_path / "nets.py").write_text(OWN)
+    arguments = [f"python:{tmp_path / 'nets.py'}:tiny", "--data", tmp_path / "photos", "--device", "cpu"]
+    message = fails(capsys, *arguments)
+    assert re.search(r"--size must be given: neither python:\S+:tiny nor \S+photos says how many pixels", message)
+    assert "tiny can't take images of 32 x 32 pixels: RuntimeError" in fails(capsys, *arguments, "--size", "32")
+    message = fails(capsys, *arguments, "--split", "test")
+    assert re.search(r"split: \S+photos has no folder 'test', only cat, dog$", message)
 
 
 def rank_main(rank: int, world_size: int, port: int, arguments: list[str]) -> None:
@@ -329,7 +411,7 @@ def test_a_checkpoint_of_other_classes_or_another_order_is_refused(
     assert re.search(r"checkpoint\.pt has 3 classes, but .*val\.npy has 4", message)
     state = torch.load(trained / "checkpoint.pt", weights_only=True)
     for classes, expected in (
-        (["1", "0", "2"], r"another order than .*: number 0 is '1' there and '0' here"),
+        (["1", "0", "2"], r"other classes than .*, or another order: number 0 is '1' there and '0' here"),
         (["cat", "1", "2"], r"other classes than .*: cat there, 0 here"),
     ):
         torch.save({**state, "classes": classes}, tmp_path / "checkpoint.pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -341,3 +342,50 @@ def test_the_digest_of_a_cell_follows_its_images_and_not_its_place(tmp_path: Pat
     (tmp_path / "b" / f"brightness{ending}").rename(tmp_path / "b" / f"contrast{ending}")
     after = cell_digests(open_corrupted(tmp_path / "b", corruptions=["contrast"]))
     assert all(after["contrast", level] == before["brightness", level] for level in range(1, 6))
+
+
+def test_one_pixel_of_one_image_is_seen_in_the_digest_of_its_cell_alone(tmp_path: Path) -> None:
+    write_corrupted(small(40), tmp_path, corruptions=["contrast"])
+
+    def digests() -> dict[tuple[str, int], str]:
+        return cell_digests(open_corrupted(tmp_path, corruptions=["contrast"]))
+
+    before = digests()
+    images = np.load(tmp_path / "contrast.npy", mmap_mode="r+")
+    images[40 + 17, 3, 4, 1] ^= 1
+    images.flush()
+    after = digests()
+    assert [level for level in range(1, 6) if before["contrast", level] != after["contrast", level]] == [2]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_every_file_of_another_size_or_time_is_seen_in_the_digest_of_its_cell_alone(
+    tmp_path: Path, linked: bool
+) -> None:
+    root = tmp_path / "set"
+    write_corrupted(small(40, 64), root, corruptions=["contrast"], severities=[1, 2])
+    if linked:
+        root = root.rename(tmp_path / "files")
+        for path in [path for path in root.rglob("*") if path.suffix == ".JPEG"]:
+            link = tmp_path / "set" / path.relative_to(root)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+
+    def digests() -> dict[tuple[str, int], str]:
+        dataset = open_corrupted(tmp_path / "set", corruptions=["contrast"], severities=[1, 2])
+        return cell_digests(dataset)
+
+    before = digests()
+    for path in sorted((root / "contrast" / "2").rglob("*.JPEG")):
+        content, status = path.read_bytes(), path.stat()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the same size
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 5_000_000_000))
+        after = digests()
+        assert after["contrast", 1] == before["contrast", 1] and after["contrast", 2] != before["contrast", 2]
+        path.write_bytes(content + b"1")  # of the same time
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert digests()["contrast", 2] != before["contrast", 2]
+        path.write_bytes(content)
+        # Archives keep whole seconds.
+        os.utime(path, (int(status.st_atime), int(status.st_mtime)))
+        assert digests() == before

@@ -131,9 +131,10 @@ def test_part_of_a_set_can_be_asked_for(folders: Path, arrays: Path) -> None:
 def test_a_set_that_fastmoll_wrote_is_not_called_official(arrays: Path) -> None:
     (arrays / DESCRIPTION).write_text(json.dumps({"format": 1, "frost": "made"}))
     assert (open_corrupted(arrays).source, open_corrupted(arrays).frost) == ("generated", "made")
-    (arrays / DESCRIPTION).write_text("{")
-    with pytest.raises(ValueError, match=r"corrupted\.json is damaged"):
-        open_corrupted(arrays)
+    for damaged in ("{", "[]", '{"frost": 3}', "\udcff"):
+        (arrays / DESCRIPTION).write_text(damaged, errors="surrogateescape")
+        with pytest.raises(ValueError, match=r"corrupted\.json is damaged"):
+            open_corrupted(arrays)
 
 
 # ------------------------------------------------------------------ bad folders

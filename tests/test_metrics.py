@@ -209,6 +209,38 @@ def test_a_sample_that_comes_twice_or_without_its_id_is_named() -> None:
         metrics.update(logits, labels, torch.arange(10.0))
 
 
+def test_ids_that_float64_would_round_are_told_apart() -> None:
+    logits, labels = random_set(300, 3)
+    index = 2**53 + torch.arange(300)
+    whole, shuffled = ClassificationMetrics(), ClassificationMetrics()
+    whole.update(logits, labels, index)
+    for rows in torch.randperm(300, generator=torch.Generator().manual_seed(3)).split(77):
+        shuffled.update(logits[rows], labels[rows], index[rows])
+    assert figures(shuffled) == figures(whole)
+    whole.update(logits[:1], labels[:1], torch.tensor([2**63 - 1]))
+    whole.update(logits[:1], labels[:1], torch.tensor([2**63 - 1]))
+    with pytest.raises(ValueError, match=f"sample {2**63 - 1} came twice"):
+        whole.compute()
+
+
+def test_ids_below_0_and_those_that_do_not_fit_are_refused() -> None:
+    logits, labels = random_set(2, 3)
+    with pytest.raises(ValueError, match="index must be at least 0, got -1"):
+        ClassificationMetrics().update(logits, labels, torch.tensor([-1, -1]))
+    with pytest.raises(ValueError, match=r"index must be integers .* got torch\.uint64"):
+        ClassificationMetrics().update(logits, labels, torch.tensor([0, 2**64 - 1], dtype=torch.uint64))
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    logits, labels = random_set(4, 3)
+    with pytest.raises(ValueError, match=r"logits must be a torch\.Tensor, got a ndarray \(torch\.as_tensor makes"):
+        calibration_error(logits.numpy(), labels.numpy())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"labels must be a torch\.Tensor, got a list"):
+        calibration_error(logits, labels.tolist())
+    with pytest.raises(ValueError, match=r"index must be a torch\.Tensor, got a range"):
+        ClassificationMetrics().update(logits, labels, range(4))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("bins", [0, 1.5, True])
 def test_a_number_of_bins_that_is_none_is_refused(bins: int) -> None:
     with pytest.raises(ValueError, match="bins"):

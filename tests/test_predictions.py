@@ -86,9 +86,10 @@ def test_a_recorder_keeps_batches_in_float32_and_hands_them_out_once() -> None:
     assert recorder.take() is None
     logits = torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16)
     for number in (4, 3):
-        recorder(logits * number, torch.tensor([1]), torch.tensor([number]))
+        recorder(logits * number, torch.tensor([1]), torch.tensor([number], dtype=torch.int32))
     found = recorder.take()
     assert found is not None and found.ids.tolist() == [4, 3]
+    assert found.ids.dtype == found.labels.dtype == torch.int64
     assert found.logits.dtype == torch.float32 and found.logits.tolist() == [[6, 8], [4.5, 6]]
     assert recorder.take() is None
     with pytest.raises(ValueError, match="index must be given"):
@@ -110,6 +111,21 @@ def test_files_that_do_not_fit_are_named_with_the_reason(tmp_path: Path) -> None
     parquet.write_table(pyarrow.table({"index": [1]}), path)
     with pytest.raises(ValueError, match=r"p\.parquet has no column label, logits"):
         read_predictions(path)
+
+
+def test_a_folder_whose_name_is_no_utf8_is_one_like_others(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    write_predictions(folder / "p.parquet", [some([0, 1])], "this")
+    (found,) = read_predictions(folder / "p.parquet", "this")
+    assert found.ids.tolist() == [0, 1]
+
+
+def test_ids_that_float64_would_round_come_back(tmp_path: Path) -> None:
+    ids = [2**53 + 2, 2**53 + 1, 2**63 - 1]
+    write_predictions(tmp_path / "p.parquet", [some(ids)], "this")
+    (found,) = read_predictions(tmp_path / "p.parquet")
+    assert found.ids.tolist() == sorted(ids)
 
 
 def test_a_full_disk_leaves_the_old_file_and_one_line(tmp_path: Path) -> None:

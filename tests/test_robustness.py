@@ -1,4 +1,4 @@
-"""Tests of fastmoll.robustness.results."""
+"""Tests of fastmoll.robustness.results and fastmoll.robustness.measure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fastmoll.distributed import Process, Stop
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.metrics import ALEXNET, mean_corruption_error
 from fastmoll.report.runs import read_run
+from fastmoll.robustness.measure import measure, rescore
+from fastmoll.robustness.predictions import Predictions, read_predictions, write_predictions
 from fastmoll.robustness.results import (
     ALL,
     Cell,
@@ -24,8 +26,6 @@ from fastmoll.robustness.results import (
     add_to_result,
     cell_name,
     has_baseline,
-    measure,
-    rescore,
     table,
 )
 from fastmoll.scoring import evaluate
@@ -123,12 +123,15 @@ def test_an_interrupted_evaluation_loses_no_finished_cell_and_does_none_again(tm
         measure(CPU, network(), results, ALL, interrupt_third, num_classes=3)
     assert sorted(os.listdir(tmp_path / "out" / "cells")) == ["clean.json", "gaussian_noise-1.json"]
     assert results.finish() is None and not (tmp_path / "out" / "robustness.json").exists()
-    # One is cut short as by a failing disk: it is not done.
-    (tmp_path / "out" / "cells" / "clean.json").write_text('{"error": 1')
+    # They are cut short and overwritten as by a failing disk: they are not done.
+    cells = tmp_path / "out" / "cells"
+    whole = json.loads((cells / "clean.json").read_text())
+    (cells / "clean.json").write_text('{"error": 1')
+    (cells / "gaussian_noise-1.json").write_text(json.dumps({**whole, "nll": None}))
     opened: list[Cell] = []
     results = begun(tmp_path / "out")
     run(results, opened=opened)
-    assert opened == [None, None, *ALL[2:]]  # the first also to know how long it is
+    assert opened == [None, *ALL]  # the first also to know how long it is
     assert results.finish() == json.loads((finished / "robustness.json").read_text())
     opened.clear()
     run(results, opened=opened)
@@ -144,9 +147,11 @@ def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pat
     (tmp_path / "settings.json").unlink()
     with pytest.raises(ValueError, match=r"clean\.json is of another evaluation"):
         begun(tmp_path, seed=2).read(None)
-    (tmp_path / "settings.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"settings\.json is damaged"):
-        begun(tmp_path, seed=1)
+    empty: dict[str, Any] = {name: {} for name in ("header", "fingerprint", "environment", "images")}
+    for damaged in ({}, [], empty, {**empty, "header": HEADER, "fingerprint": 3}, {**empty, "images": [1]}):
+        (tmp_path / "settings.json").write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match=r"settings\.json is damaged"):
+            begun(tmp_path, seed=1)
 
 
 def test_settings_of_a_folder_where_nothing_was_evaluated_can_still_be_put_right(tmp_path: Path) -> None:
@@ -160,7 +165,7 @@ def test_a_corruption_whose_images_were_replaced_is_refused_by_name_and_a_new_on
     run(begun(tmp_path, {"fog-1": "a"}), ALL[:1])
     begun(tmp_path, {"frost-1": "b", "frost-2": "c"})
     begun(tmp_path, {"fog-1": "a", "frost-2": "c"})
-    with pytest.raises(ValueError, match=r"another frost-2 \(digest of its images\): it was c and is now d; choose"):
+    with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): it was c and is now d; .* \(cp -a\)"):
         begun(tmp_path, {"fog-1": "a", "frost-1": "b", "frost-2": "d"})
 
 
@@ -178,7 +183,6 @@ def test_the_environment_is_the_one_the_cells_were_measured_in(tmp_path: Path, f
 def test_figures_come_again_from_predictions_alone(tmp_path: Path, finished: Path) -> None:
     for name in ("predictions", "settings.json"):
         (tmp_path / name).symlink_to(finished / name)
-    (tmp_path / "cells").mkdir()
     results = Results.open(tmp_path)
     rescore(CPU, results)
     again = results.finish()
@@ -195,12 +199,36 @@ def test_rescoring_without_predictions_or_with_those_of_others_is_refused(tmp_pa
     run(begun(tmp_path / "out"), ALL[:2])
     with pytest.raises(ValueError, match=r"has no predictions of clean, gaussian_noise-1: evaluate with --predictions"):
         rescore(CPU, Results.open(tmp_path / "out"))
-    with pytest.raises(ValueError, match=r"holds no evaluation: there is no .*settings\.json"):
-        Results.open(tmp_path)
+    for place in (tmp_path, finished / "settings.json"):
+        with pytest.raises(ValueError, match=r"holds no evaluation: there is no .*settings\.json"):
+            Results.open(place)
     other = begun(tmp_path / "other", seed=5)
     (tmp_path / "other" / "predictions").symlink_to(finished / "predictions")
     with pytest.raises(ValueError, match=r"clean\.parquet is of another evaluation"):
         rescore(CPU, other)
+
+
+def test_predictions_of_another_number_of_samples_or_classes_are_named(tmp_path: Path) -> None:
+    results = begun(tmp_path)
+    run(results, ALL[:1], predictions=True)
+    path = results.predictions(None)
+    (whole,) = read_predictions(path)
+    write_predictions(path, [Predictions(*(part[:119] for part in whole))], results.evaluation)
+    with pytest.raises(ValueError, match=r"clean\.parquet: evaluated 119 images of 120"):
+        rescore(CPU, results)
+    write_predictions(path, [whole._replace(logits=whole.logits[:, :2])], results.evaluation)
+    with pytest.raises(ValueError, match=r"clean\.parquet: labels must be in 0\.\.1, got 2"):
+        rescore(CPU, results)
+
+
+def test_the_file_of_a_cell_says_which_it_is_and_what_its_images_are(tmp_path: Path) -> None:
+    made = {**HEADER, "source": "generated", "frost": "made"}
+    results = Results(tmp_path, made, {"checkpoint": "abc"}, {})
+    results.begin()
+    run(results, (None, ("fog", 3)))
+    clean, fog = (json.loads((tmp_path / "cells" / f"{name}.json").read_text()) for name in ("clean", "fog-3"))
+    assert [clean[x] for x in ("corruption", "severity", "images")] == [None, None, "clean"]
+    assert [fog[x] for x in ("corruption", "severity", "images")] == ["fog", 3, "generated (frost: made)"]
 
 
 def test_a_cell_without_predictions_is_done_again_where_they_are_wanted(tmp_path: Path) -> None:
@@ -287,6 +315,16 @@ def test_a_trainers_result_gets_the_corrupted_error_as_a_fraction(tmp_path: Path
     assert add_to_result(tmp_path, {**content, "source": "generated", "frost": "made"})
     assert json.loads(path.read_text())["corrupted"]["source"] == "generated (frost: made)"
     assert add_to_result(tmp_path, content) and json.loads(path.read_text())["corrupted"] == added
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"validation": null}', '{"validation": [1]}'])
+def test_a_damaged_result_of_the_trainer_is_named_and_left_alone(tmp_path: Path, finished: Path, damaged: str) -> None:
+    content = json.loads((finished / "robustness.json").read_text())
+    path = tmp_path / "result.json"
+    path.write_text(damaged)
+    with pytest.raises(ValueError, match=r"result\.json is damaged, and did not get the corrupted error"):
+        add_to_result(tmp_path, content)
+    assert path.read_text() == damaged
 
 
 def test_the_names_of_cells_are_those_of_their_files() -> None:

@@ -18,6 +18,7 @@ import torch
 pytest.importorskip("triton")
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
+import launches
 import roofline
 from disassembly import Code
 from test_batch_tail_cupy import C_TYPES, SHARED_LIMITS, check, make
@@ -38,15 +39,15 @@ def temperatures(size: int, sigmas: list[float]) -> torch.Tensor:
 
 def test_steps_over_the_band_are_those_counted_by_hand() -> None:
     # Rows 0-63 need columns 0-95, rows 64-127 need 32-159, rows 128-191 need 96-223, rows 192-223 need 160-223.
-    assert roofline.triton_steps(224, 64, 32, 1.0) == 3 + 4 + 4 + 2
-    assert roofline.triton_steps(224, 64, 32, 60.0) == 4 * 7
+    assert launches.triton_steps(224, 64, 32, 1.0) == 3 + 4 + 4 + 2
+    assert launches.triton_steps(224, 64, 32, 60.0) == 4 * 7
     # Steps of 16: rows 0-31 need 0-63, the next five 96 columns each, rows 192-223 need 160-223.
-    assert roofline.cuda_steps(224, 32, 16, 1.0) == 4 + 5 * 6 + 4
-    assert roofline.cuda_steps(224, 32, 32, 60.0) == 7 * 14
+    assert launches.cuda_steps(224, 32, 16, 1.0) == 4 + 5 * 6 + 4
+    assert launches.cuda_steps(224, 32, 32, 60.0) == 7 * 14
 
 
 def test_bytes_and_operations_of_a_tiny_image_are_those_counted_by_hand() -> None:
-    work = roofline.triton_work(32, BLOCKS)
+    work = launches.triton_work(32, BLOCKS)
     pixels, matrix, rows = 32 * 32 * 3, 64 * 64 * 2, 32 * 96 * 2
     clean, noise, blur = work["_across"]
     assert (clean.pixels, clean.result, clean.flops, clean.blocks) == (pixels, 2 * pixels, 0, 1)
@@ -57,16 +58,16 @@ def test_bytes_and_operations_of_a_tiny_image_are_those_counted_by_hand() -> Non
     assert work["_down"][2].flops == 2 * 64 * 128 * 32
     assert (work["_down"][2].result, work["_down"][0].idle) == (2 * pixels, 1)
     # Two steps of 16 in each product: 3 x 2 x 2 x 4 matrix instructions of 4096 operations.
-    clean, _, blur = roofline.cuda_work(32, 32)
+    clean, _, blur = launches.cuda_work(32, 32)
     assert (clean.pixels, blur.pixels, blur.result) == (pixels, pixels, 2 * pixels)
     assert blur.flops == 2 * 48 * 4096
 
 
 def test_compulsory_bytes_do_not_depend_on_the_role() -> None:
-    for launches in (list(roofline.triton_work(224, BLOCKS).values()), [roofline.cuda_work(224, 32)]):
+    for all_of_them in (list(launches.triton_work(224, BLOCKS).values()), [launches.cuda_work(224, 32)]):
         for role in range(3):
-            assert sum(launch[role].result for launch in launches) == 2 * 3 * 224**2
-            assert sum(launch[role].pixels for launch in launches) == 3 * 224**2
+            assert sum(launch[role].result for launch in all_of_them) == 2 * 3 * 224**2
+            assert sum(launch[role].pixels for launch in all_of_them) == 3 * 224**2
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="counts the products of Triton's interpreter")
@@ -86,8 +87,8 @@ def test_triton_multiplies_as_often_as_the_model_says(monkeypatch: pytest.Monkey
     size, sigmas = 144, [1.0, 12.1, 40.3]
     tail = check(make((3, 3, size, size), roles=(BLUR,), t=temperatures(size, sigmas)))
     batch_tail_triton.batch_tail_triton(tail)
-    monkeypatch.setattr(roofline, "scales", lambda size: np.array(sigmas))
-    work = roofline.triton_work(size, batch_tail_triton.blocks_for(tail))
+    monkeypatch.setattr(launches, "scales", lambda size: np.array(sigmas))
+    work = launches.triton_work(size, batch_tail_triton.blocks_for(tail))
     assert done == pytest.approx(3 * sum(roles[2].flops for roles in work.values()), rel=1e-12)
 
 
@@ -113,8 +114,8 @@ def test_cuda_multiplies_as_often_as_the_model_says(tmp_path: Path, monkeypatch:
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     assert loaded.launch(*plan.grid, plan.threads, plan.shared, pointers) == 0
     done = ctypes.c_longlong.in_dll(loaded, "products").value / 32 * 4096
-    monkeypatch.setattr(roofline, "scales", lambda size: np.array(sigmas))
-    assert done == pytest.approx(3 * roofline.cuda_work(size, dict(plan.macros)["ROWS"])[2].flops, rel=1e-12)
+    monkeypatch.setattr(launches, "scales", lambda size: np.array(sigmas))
+    assert done == pytest.approx(3 * launches.cuda_work(size, dict(plan.macros)["ROWS"])[2].flops, rel=1e-12)
 
 
 SASS = """
@@ -146,9 +147,9 @@ def test_paths_and_loops_of_a_small_program() -> None:
 
 def test_a_launch_takes_what_its_tightest_bound_says() -> None:
     card = roofline.Card(80, 100, 1.0, tb_s=2.0, l2_mb=40, l2_tb_s=4.0, tflops=100.0, mma_sync=0.5)
-    copy = roofline.Work(blocks=1e6, pixels=1e6, result=2e6)
-    products = roofline.Work(blocks=1e6, flops=1e9, instructions=Counter(warp=4e5))
-    model = roofline.LaunchModel("a", (copy, roofline.Work(), products), 256, 64, 0, wgmma=False)
+    copy = launches.Work(blocks=1e6, pixels=1e6, result=2e6)
+    products = launches.Work(blocks=1e6, flops=1e9, instructions=Counter(warp=4e5))
+    model = launches.LaunchModel("a", (copy, launches.Work(), products), 256, 64, 0, wgmma=False)
     (row,) = roofline.predict([model], card, (1.0, 0.0, 0.0), 4)
     assert row["bound"] == "memory"
     assert row["floor_us"] == pytest.approx(4 * 3e6 / 2e6)
@@ -160,11 +161,11 @@ def test_a_launch_takes_what_its_tightest_bound_says() -> None:
 SCRIPT = """
 import json, sys
 sys.path.append(sys.argv[1])
-import roofline
+import launches
 from fastmoll.kernels import batch_tail_triton
-shape = roofline.triton_work(64, batch_tail_triton.blocks_for(roofline.make_tail(64, 1)))
+shape = launches.triton_work(64, batch_tail_triton.blocks_for(launches.make_tail(64, 1)))
 print(json.dumps([[m.name, m.roles[2].flops, shape[m.name][2].flops, m.roles[1].instructions["mufu"]]
-                  for m in roofline.triton_model(64, 16, 80)]))
+                  for m in launches.triton_model(64, 16, 80)]))
 """
 
 

@@ -112,7 +112,7 @@ class Twice(nn.Module):
 def test_bad_arguments_are_named() -> None:
     more = Loader()
     more.classes = ("a", "b", "c", "d")  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=r"model must give logits of shape \(B, 4\), one a class, got \(60, 3\)"):
+    with pytest.raises(ValueError, match=r"model must give logits of shape \(60, 4\), .* a class, got \(60, 3\)"):
         evaluate(network(), more)
     with pytest.raises(ValueError, match=r"precision must be one of .* got 'half'"):
         evaluate(network(), Loader(), precision="half")
@@ -122,6 +122,71 @@ def test_bad_arguments_are_named() -> None:
         evaluate(nn.Sequential(network(), Twice()), Loader())
     with pytest.raises(ValueError, match="bins"):
         evaluate(network(), Loader(), bins=0)
+
+
+IMAGES, LABELS = torch.zeros(4, 3, 2, 2), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "got"),
+    [
+        ({"image": IMAGES, "label": LABELS}, "got a dict with 'image', 'label': make it a tuple"),
+        (IMAGES, "got a Tensor"),
+        ((IMAGES,), r"got 1 part\(s\): Tensor"),
+        ((IMAGES.numpy(), LABELS.numpy()), r"got 2 part\(s\): ndarray, ndarray"),
+        ((IMAGES, [0, 0, 0, 0]), r"got 2 part\(s\): Tensor, list"),
+        ((IMAGES, LABELS, ["a", "b", "c", "d"]), r"got 3 part\(s\): Tensor, Tensor, list"),
+        ((IMAGES, LABELS, LABELS, LABELS), r"got 4 part\(s\): Tensor, Tensor, Tensor, Tensor"),
+    ],
+)
+def test_batches_that_are_no_images_with_labels_are_refused_as_what_they_are(batch: Any, got: str) -> None:
+    with pytest.raises(ValueError, match=r"^loader must give \(images, labels\) or .* as tensors, " + got):
+        evaluate(network(), [batch])
+
+
+def test_a_loader_without_images_is_refused() -> None:
+    batches = iter([(IMAGES, LABELS)])
+    assert evaluate(network(), batches)["count"] == 4
+    for loader in (batches, []):
+        with pytest.raises(ValueError, match="loader must give at least one image, got none"):
+            evaluate(network(), loader)
+    with pytest.raises(ValueError, match="loader must give batches in a for loop, got a NoneType"):
+        evaluate(network(), None)  # type: ignore[arg-type]
+
+
+class Half(nn.Module):
+    """Gives logits of every other image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[::2]
+
+
+@pytest.mark.parametrize(("last", "got"), [(Half(), r"\(2, 3\)"), (nn.Unflatten(1, (3, 1)), r"\(4, 3, 1\)")])
+def test_a_network_that_gives_no_row_an_image_is_refused(last: nn.Module, got: str) -> None:
+    with pytest.raises(ValueError, match=r"model must give logits of shape \(4, K\), one row an image .* got " + got):
+        evaluate(nn.Sequential(network(), last), [(IMAGES, LABELS)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_images_come_in_the_precision_of_the_network(dtype: torch.dtype) -> None:
+    single = evaluate(network(), Loader())
+    found = evaluate(network().to(dtype), Loader())
+    assert found["nll"] == pytest.approx(single["nll"], rel=1e-2) and found["nll"] != single["nll"]
+    # And those of a loader in another precision suit the network.
+    assert evaluate(network(), [(IMAGES.to(dtype), LABELS)]) == evaluate(network(), [(IMAGES, LABELS)])
+
+
+def test_last_batches_of_one_and_two_classes_count_like_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    images, labels = torch.randn(5, 3, 2, 2), torch.tensor([0, 1, 1, 0, 1])
+    parts = [(images[:4], labels[:4]), (images[4:], labels[4:])]
+    found, whole = evaluate(model, parts), evaluate(model, [(images, labels)])
+    assert found.pop("reliability") and whole.pop("reliability")
+    assert found == pytest.approx(whole, rel=1e-6) and found["count"] == 5
+    # A single class can't be missed.
+    alone = evaluate(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), [(images, torch.zeros(5, dtype=torch.int64))])
+    assert (alone["error"], alone["nll"], alone["ece"]) == (0, 0, 0)
 
 
 SHARES = (slice(0, 190), slice(190, 190), slice(190, 250))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fastmoll.distributed import Process
     from fastmoll.pipelines.corrupted import CorruptedSet
     from fastmoll.robustness.checkpoints import Checkpoint
@@ -34,7 +36,8 @@ def add(commands: Any) -> None:
         default=argparse.SUPPRESS,
         metavar="CHECKPOINT",
         help="checkpoint.pt, model.pt or folder of a run of ours, a file with a state dict (and --net), "
-        "torchvision:NAME[:WEIGHTS], for example torchvision:resnet50:IMAGENET1K_V2, or timm:NAME",
+        "torchvision:NAME[:WEIGHTS], for example torchvision:resnet50:IMAGENET1K_V2, timm:NAME, or python:FUNCTION of "
+        "your own, which returns a network with its weights: python:package.module:name or python:path/file.py:name",
     )
     evaluate.add_argument(
         "--data",
@@ -60,15 +63,28 @@ def add(commands: Any) -> None:
         help="folder of the results (default: robustness-generated or robustness-official, beside the checkpoint)",
     )
     evaluate.add_argument(
-        "--net", default=argparse.SUPPRESS, metavar="NAME", help="network of a state dict that is not of a run of ours"
+        "--net",
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="network of a state dict that is not of a run of ours: its name, or a function or class of your own, "
+        "package.module:name or path/file.py:name, called with num_classes if it has such a parameter",
     )
-    evaluate.add_argument("--split", default="val", metavar="NAME", help="part of DATA")
+    evaluate.add_argument(
+        "--classes",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="class names of the network's outputs, in their order, one a line (of ImageNet's: ls of its val folder): "
+        "for data with some of these classes, whose outputs alone are compared",
+    )
+    evaluate.add_argument(
+        "--split", default="val", metavar="NAME", help="part of DATA; val may be DATA itself, if it has class folders"
+    )
     evaluate.add_argument(
         "--size",
         type=int,
         default=argparse.SUPPRESS,
         metavar="N",
-        help="height and width of images made from DATA's larger ones, pixels (default: the network's)",
+        help="height and width of images made from DATA's larger ones, pixels (default: the network's, where known)",
     )
     evaluate.add_argument(
         "--corruptions", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="some only (default: all 15)"
@@ -122,10 +138,10 @@ def run(args: argparse.Namespace) -> int:
         ValueError: arguments that don't go together.
     """
     rescoring = hasattr(args, "rescore")
-    given = [x for x in ("checkpoint", "data", *_OPTIONAL) if hasattr(args, x)]
-    if rescoring and given:
-        raise ValueError(f"--rescore needs nothing but its folder, got {', '.join(map(_option, given))}")
-    if not rescoring and "checkpoint" not in given:
+    if rescoring and (given := _given(args) - {"rescore"}):
+        names = sorted("CHECKPOINT" if name == "checkpoint" else f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--rescore needs nothing but its folder, got {', '.join(names)}")
+    if not rescoring and not hasattr(args, "checkpoint"):
         raise ValueError("CHECKPOINT must be given (see fastmoll evaluate --help)")
     # Loaded here: --help should not wait for torch.
     from fastmoll.distributed import together
@@ -135,12 +151,12 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-_OPTIONAL = ("corrupted", "out", "net", "size", "corruptions", "severities", "mean", "std", "threads")
-"""Options that have no value where they weren't given."""
-
-
-def _option(name: str) -> str:
-    return "CHECKPOINT" if name == "checkpoint" else f"--{name}"
+def _given(args: argparse.Namespace) -> set[str]:
+    """The arguments that have another value than without the user's words."""
+    parser = argparse.ArgumentParser()
+    add(parser.add_subparsers())
+    without = vars(parser.parse_args(["evaluate"]))
+    return {name for name, value in vars(args).items() if name not in without or without[name] != value}
 
 
 def _evaluate(process: Process, args: argparse.Namespace) -> None:
@@ -148,7 +164,9 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
 
     from fastmoll.output import lock, say
     from fastmoll.robustness.loader import CorruptedLoader, cell_digests
-    from fastmoll.robustness.results import Results, add_to_result, cell_name, environment, measure
+    from fastmoll.robustness.measure import measure
+    from fastmoll.robustness.networks import SomeOutputs, describe_outputs
+    from fastmoll.robustness.results import Results, add_to_result, cell_name, environment
     from fastmoll.scoring import image_dtype
 
     with ExitStack() as stack:
@@ -156,10 +174,14 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
             checkpoint, clean, corrupted, cells = _open(args)
             size, num_classes = clean.size, len(clean.classes)
             mean, std = _standardisation(args, checkpoint, clean)
-            model = checkpoint.build(num_classes, size, process.main)
+            model, outputs, kept = _network(args, process, checkpoint, clean)
             if process.main:
-                header = _header(args, checkpoint, clean, corrupted)
+                header = _header(args, checkpoint, clean, corrupted, outputs)
                 fingerprint = _fingerprint(args, process, model, clean, corrupted, (mean, std))
+                if checkpoint.function:
+                    fingerprint["function of the network"] = checkpoint.net
+                if kept is not None:
+                    fingerprint["choice of outputs"] = describe_outputs(kept, outputs)
                 out = getattr(args, "out", checkpoint.folder / f"robustness-{header['source']}")
                 digests = {} if corrupted is None else cell_digests(corrupted)
                 images = {cell_name(cell): content for cell, content in digests.items()}
@@ -168,7 +190,8 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
                 results.begin()
         results = process.gather(results if process.main else None)[0]
         on_gpu = process.device.type == "cuda"
-        model.to(process.device).eval()
+        if kept is not None:
+            model = SomeOutputs(model, kept).to(process.device).eval()
         if on_gpu:
             model.to(memory_format=torch.channels_last)
         process.copy_from_main(model)
@@ -192,8 +215,9 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
 
         say(
             process,
-            f"{checkpoint.name} on {clean.root}: {len(clean)} images of {size} x {size} pixels, {num_classes} classes, "
-            f"{len(cells)} cells; results in {results.out}",
+            f"{checkpoint.name} on {clean.root}: {len(clean)} images of {size} x {size} pixels, {num_classes} classes"
+            f"{f' of {outputs}' if kept is not None else ''}, {len(cells)} cells; standardised by {_triple(mean)} and "
+            f"{_triple(std)}; results in {results.out}",
         )
         measure(
             process,
@@ -209,14 +233,15 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
         with process.agree():
             if process.main:
                 content = results.finish()
+                _show(process, results, content is not None)
                 if content is not None and checkpoint.validated_on(args.data, args.split, clean):
                     add_to_result(checkpoint.folder, content)
-                _show(process, results, content is not None)
 
 
 def _rescore(process: Process, args: argparse.Namespace) -> None:
     from fastmoll.output import lock
-    from fastmoll.robustness.results import Results, rescore
+    from fastmoll.robustness.measure import rescore
+    from fastmoll.robustness.results import Results
 
     with process.agree():
         if process.main:
@@ -236,7 +261,8 @@ def _show(process: Process, results: Results, finished: bool) -> None:
     else:
         say(
             process,
-            f"{results.out}: a report needs all 75 cells and the clean images; evaluate again to add the others",
+            f"{results.out / 'cells'}: the figures, a file for each; a report needs all 75 cells and the clean images: "
+            "evaluate again to add the others",
         )
 
 
@@ -245,6 +271,7 @@ def _open(args: argparse.Namespace) -> tuple[Checkpoint, StoredImages, Corrupted
     from fastmoll.corruptions import CORRUPTIONS, SEVERITIES
     from fastmoll.kernels.checks import check_integer
     from fastmoll.pipelines.corrupted import check_cells, open_corrupted
+    from fastmoll.pipelines.files import ImageFolder
     from fastmoll.robustness.checkpoints import find_checkpoint
     from fastmoll.robustness.predictions import check_parquet
     from fastmoll.robustness.stored_images import open_clean
@@ -262,16 +289,21 @@ def _open(args: argparse.Namespace) -> tuple[Checkpoint, StoredImages, Corrupted
     names, levels = check_cells(getattr(args, "corruptions", CORRUPTIONS), getattr(args, "severities", SEVERITIES))
     checkpoint = find_checkpoint(args.checkpoint, getattr(args, "net", None))
     corrupted = open_corrupted(place, corruptions=names, severities=levels) if kind == "official" else None
+    given = hasattr(args, "size")
     size = getattr(args, "size", checkpoint.size)
     if corrupted is not None:
-        if hasattr(args, "size") and size != corrupted.size:
+        if given and size != corrupted.size:
             raise ValueError(f"--size must be {corrupted.size}, that of the images in {place}, got {size}")
         size = corrupted.size
     where = None
     if not hasattr(args, "data"):
         args.data, where = checkpoint.data
     clean = open_clean(args.data, args.split, size, where)
-    checkpoint.check_classes(clean.classes, clean.root)
+    if isinstance(clean.pixels, ImageFolder) and checkpoint.size is None and corrupted is None and not given:
+        raise ValueError(
+            f"--size must be given: neither {checkpoint.name} nor {clean.root} says how many pixels the network "
+            "expects (224 is usual)"
+        )
     if corrupted is not None:
         if corrupted.classes != clean.classes:
             # Of arrays, which have no names, the number is compared; of folders, this says what differs.
@@ -301,6 +333,25 @@ def _check_labels(corrupted: CorruptedSet, clean: StoredImages) -> None:
         )
 
 
+def _network(
+    args: argparse.Namespace, process: Process, checkpoint: Checkpoint, clean: StoredImages
+) -> tuple[nn.Module, int, list[int] | None]:
+    """The network on its device, the number of its outputs, and which of them are compared (None: all, in order)."""
+    from fastmoll.robustness.networks import count_outputs, read_names
+
+    file = getattr(args, "classes", None)
+    names = None if file is None else read_names(file)
+    expected, kept = checkpoint.choose_outputs(clean.classes, clean.root, names, file)
+    model = checkpoint.build(expected, clean.size, process.main).to(process.device).eval()
+    found = count_outputs(model, clean.size, checkpoint.name)
+    checkpoint.check_outputs(found, expected, clean.root if file is None else file)
+    return model, found, kept
+
+
+def _triple(values: Any) -> str:
+    return f"({', '.join(f'{value:.4g}' for value in values)})"
+
+
 def _standardisation(args: argparse.Namespace, checkpoint: Checkpoint, clean: StoredImages) -> tuple[Any, Any]:
     if hasattr(args, "mean"):
         return args.mean, args.std
@@ -313,7 +364,11 @@ def _standardisation(args: argparse.Namespace, checkpoint: Checkpoint, clean: St
 
 
 def _header(
-    args: argparse.Namespace, checkpoint: Checkpoint, clean: StoredImages, corrupted: CorruptedSet | None
+    args: argparse.Namespace,
+    checkpoint: Checkpoint,
+    clean: StoredImages,
+    corrupted: CorruptedSet | None,
+    outputs: int,
 ) -> dict[str, Any]:
     """The keys of ``robustness.json`` that are no figures."""
     from fastmoll.kernels.frost_textures import frost_source
@@ -326,6 +381,7 @@ def _header(
         "data": "imagenet" if is_imagenet(clean.classes) else clean.name,
         "size": clean.size,
         "num_classes": len(clean.classes),
+        "outputs": outputs,
         "net": checkpoint.net,
         **checkpoint.training,
         "checkpoint": checkpoint.name,

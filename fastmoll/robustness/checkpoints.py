@@ -17,9 +17,10 @@ from torchvision import models
 from fastmoll.kernels.checks import installed
 from fastmoll.models import check_model_name
 from fastmoll.pipelines import MEAN, STD
+from fastmoll.robustness.networks import call_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
 from fastmoll.sweep import file as sweep_file
-from fastmoll.weights import FORMAT, build_model, load_weights, read_file
+from fastmoll.weights import FORMAT, SOME_CLASSES, build_model, load_weights, read_file
 
 _OPTION: Final = "CHECKPOINT"
 # Filled in by the trainer from its data where the user gave none.
@@ -40,6 +41,7 @@ class Checkpoint:
         classes: Their names, in the order of its outputs, where it knows them.
         standardisation: Mean and standard deviation per channel of its images, for pixels in [0, 1], where known.
         config: Settings of its training, where it is ours.
+        function: Whether ``net`` is a function of the user's.
     """
 
     name: str
@@ -51,31 +53,73 @@ class Checkpoint:
     classes: list[str] | None = None
     standardisation: tuple[Sequence[float], Sequence[float]] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    function: bool = False
 
-    def check_classes(self, classes: Sequence[str], source: object) -> None:
-        """Refuse data of other classes, or of the same ones in another order.
+    def choose_outputs(
+        self, classes: Sequence[str], source: object, names: Sequence[str] | None = None, file: object = None
+    ) -> tuple[int, list[int] | None]:
+        """Find the outputs of the data's classes, by name, or refuse data of other classes.
 
         Args:
             classes: Class names of the data.
             source: What the data are read from, for messages.
+            names: Names of all its outputs, where the user gives them; by default those it knows itself. Numbers are no
+                names then: data without names have them, too.
+            file: What ``names`` are read from, for messages.
+
+        Returns:
+            Number of its outputs, and which of them are compared, in the order of ``classes``; None: all, in order.
 
         Raises:
             ValueError: the first difference.
         """
+        if names is not None:
+            if self.num_classes not in (None, len(names)):
+                raise ValueError(
+                    f"--classes: {file} has {len(names)} names, but {self.name} has {self.num_classes} classes"
+                )
+            kept = find_names(classes, names, file)
+        elif self.classes is None or all(name.isdecimal() for name in self.classes):
+            self._check_classes(classes, source)
+            return len(classes), None
+        else:
+            names = self.classes
+            if theirs := sorted({*classes} - {*names}):
+                ours = sorted({*names} - {*classes})
+                raise ValueError(
+                    f"{_OPTION}: {self.name} has other classes than {source}: {_some(ours)} there, {_some(theirs)} here"
+                )
+            kept = [names.index(name) for name in classes]
+        return len(names), None if kept == list(range(len(names))) else kept
+
+    def _check_classes(self, classes: Sequence[str], source: object) -> None:
         if self.num_classes is not None and self.num_classes != len(classes):
-            raise ValueError(f"{_OPTION}: {self.name} has {self.num_classes} classes, but {source} has {len(classes)}")
+            hint = SOME_CLASSES if self.num_classes > len(classes) else ""
+            raise ValueError(
+                f"{_OPTION}: {self.name} has {self.num_classes} classes, but {source} has {len(classes)}{hint}"
+            )
         if self.classes is None or self.classes == list(classes):
             return
-        ours, theirs = sorted({*self.classes} - {*classes}), sorted({*classes} - {*self.classes})
-        if ours or theirs:
-            raise ValueError(
-                f"{_OPTION}: {self.name} has other classes than {source}: {_some(ours)} there, {_some(theirs)} here"
-            )
         at = next(i for i, pair in enumerate(zip(self.classes, classes, strict=True)) if pair[0] != pair[1])
         raise ValueError(
-            f"{_OPTION}: {self.name} has its classes in another order than {source}: number {at} is "
-            f"{self.classes[at]!r} there and {classes[at]!r} here"
+            f"{_OPTION}: {self.name} has other classes than {source}, or another order: number {at} is "
+            f"{self.classes[at]!r} there and {classes[at]!r} here (--classes FILE can name its outputs)"
         )
+
+    def check_outputs(self, found: int, expected: int, source: object) -> None:
+        """Refuse a network that gives another number of logits than `choose_outputs` said.
+
+        Args:
+            found: Number of its logits.
+            expected: What was said.
+            source: What says so, for messages.
+
+        Raises:
+            ValueError: they differ.
+        """
+        if found != expected:
+            hint = SOME_CLASSES if found > expected else ""
+            raise ValueError(f"{_OPTION}: {self.name} gives {found} logits, but {source} has {expected} classes{hint}")
 
     def validated_on(self, data: str, split: str, images: StoredImages) -> bool:
         """Whether the trainer validated it on these images, as far as the names of the data and the size tell.
@@ -121,19 +165,24 @@ def find_checkpoint(name: str, net: str | None = None) -> Checkpoint:
     """Look up a network to evaluate.
 
     Args:
-        name: ``torchvision:NAME`` or ``torchvision:NAME:WEIGHTS`` (by default its best ones), ``timm:NAME``, or a file:
-            a checkpoint of our trainers, the ``model.pt`` in the folder of one of their runs, or a state dict.
-        net: Name of the network in the file; of our trainers' files it is known.
+        name: ``torchvision:NAME`` or ``torchvision:NAME:WEIGHTS`` (by default its best ones), ``timm:NAME``,
+            ``python:MODULE:FUNCTION`` or ``python:FILE.py:FUNCTION``, a function that returns a network with its
+            weights, or a file: a checkpoint of our trainers, the ``model.pt`` in the folder of one of their runs, or a
+            state dict.
+        net: Name of the network in the file, or a function that makes it, ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``;
+            of our trainers' files it is known. Functions are told ``num_classes`` if they have such a parameter.
 
     Raises:
-        ValueError: no such network, weights or file, a file that is damaged, or one of another network than ``net``.
+        ValueError: no such network, function, weights or file, a file that is damaged, or one of another network than
+            ``net``.
         ImportError: timm's without timm.
     """
     kind, colon, rest = name.partition(":")
-    if colon and kind in ("torchvision", "timm"):
+    kinds = {"torchvision": _torchvision, "timm": _timm, "python": _python}
+    if colon and kind in kinds:
         if net is not None:
             raise ValueError(f"--net: {name} says its network itself, got {net!r}")
-        return _torchvision(name, rest) if kind == "torchvision" else _timm(name, rest)
+        return kinds[kind](name, rest)
     return _file(name, net)
 
 
@@ -141,6 +190,9 @@ def digest(model: nn.Module) -> str:
     """Hex digest of the names and values of a network's parameters and buffers."""
     content = hashlib.blake2b(digest_size=16)
     for key, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):  # what a module keeps besides
+            content.update(f"{key} {value!r}".encode())
+            continue
         content.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
         content.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return content.hexdigest()
@@ -207,14 +259,27 @@ def _timm(name: str, net: str) -> Checkpoint:
     )
 
 
+def _python(name: str, reference: str) -> Checkpoint:
+    net, function = find_function(reference, _OPTION)
+
+    def build(num_classes: int, size: int, load: bool) -> nn.Module:
+        return call_function(function, net, num_classes, _OPTION)
+
+    folder = Path("runs") / net.replace(".py:", "-").replace(":", "-")
+    return Checkpoint(name, net, build, folder, function=True)
+
+
 def _file(name: str, net: str | None) -> Checkpoint:
     path = Path(name)
     if path.is_dir() and (path / "model.pt").is_file():
         path /= "model.pt"
     if not path.is_file():
         reason = "is a folder without model.pt" if path.is_dir() else "is no file"
-        raise ValueError(f"{_OPTION}: {name} {reason} (others are torchvision:NAME[:WEIGHTS] and timm:NAME)")
+        raise ValueError(
+            f"{_OPTION}: {name} {reason} (others are torchvision:NAME[:WEIGHTS], timm:NAME and python:FILE.py:FUNCTION)"
+        )
     config, classes = _trained(path)
+    function = None
     try:
         if config:
             trained = str(config["model"]["name"])
@@ -228,14 +293,20 @@ def _file(name: str, net: str | None) -> Checkpoint:
         elif net is None:
             raise ValueError(f"--net: {path} doesn't say of which network it is: name it")
         else:
-            check_model_name(net)
+            if ":" in net:
+                net, function = find_function(net, "--net")
+            else:
+                check_model_name(net)
             stem, mean, std, size = False, None, None, None
     except (LookupError, TypeError) as error:
         raise ValueError(f"{_OPTION}: {path} is a damaged checkpoint") from error
     kind = net
 
     def build(num_classes: int, size: int, load: bool) -> nn.Module:
-        model = build_model(kind, num_classes, size, small_stem=stem, fresh=False, option="--net")
+        if function is None:
+            model = build_model(kind, num_classes, size, small_stem=stem, fresh=False, option="--net")
+        else:
+            model = call_function(function, kind, num_classes, "--net")
         if load:
             load_weights(model, kind, str(path), exact=True, option=_OPTION)
         return model
@@ -250,6 +321,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
         classes=classes,
         standardisation=None if mean is None or std is None else (mean, std),
         config=config,
+        function=function is not None,
     )
 
 
@@ -257,20 +329,24 @@ def _trained(path: Path) -> tuple[Mapping[str, Any], list[str] | None]:
     """Settings and class names of the run that a file is from; none for the files of others."""
     try:
         content = read_file(path)
-        if isinstance(content, dict) and content.get("format") == FORMAT:
-            config, classes = content.get("config"), content.get("classes")
-            if not isinstance(config, dict) or not isinstance(classes, list):
-                raise ValueError(f"{path} is a damaged checkpoint")
-            return config, classes
-        settings, beside = path.parent / "config.json", path.parent / "checkpoint.pt"
-        if path.name != "model.pt" or not settings.is_file():
-            return {}, None
-        config = json.loads(settings.read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or "model" not in config:
-            return {}, None  # a file of somebody else's
-        return config, _trained(beside)[1] if beside.is_file() else None
     except ValueError as error:
-        raise ValueError(f"{_OPTION}: {error}") from error
+        whole = "a network that was saved whole is loaded by a function of yours: python:FILE.py:FUNCTION"
+        raise ValueError(f"{_OPTION}: {error}; {whole}") from error
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        config, classes = content.get("config"), content.get("classes")
+        if not isinstance(config, dict) or not isinstance(classes, list):
+            raise ValueError(f"{_OPTION}: {path} is a damaged checkpoint")
+        return config, classes
+    settings, beside = path.parent / "config.json", path.parent / "checkpoint.pt"
+    if path.name != "model.pt" or not settings.is_file():
+        return {}, None
+    try:
+        config = json.loads(settings.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{_OPTION}: {settings}, the settings of {path}, is damaged: {error}") from error
+    if not isinstance(config, dict) or "model" not in config:
+        return {}, None  # a file of somebody else's
+    return config, _trained(beside)[1] if beside.is_file() else None
 
 
 def _changes(config: Mapping[str, Any]) -> dict[str, Any]:

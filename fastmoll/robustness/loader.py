@@ -26,7 +26,7 @@ from fastmoll.pipelines.small import SmallData
 from fastmoll.placement import resolve_device, resolve_rank, threads
 from fastmoll.robustness.stored_images import StoredImages, open_clean
 
-_DIGESTED = 8  # images of a cell whose content is looked at: all of ImageNet-C would take as long as an evaluation
+_DIGESTED = 8  # files of a cell whose content is looked at
 _READERS = 8
 
 
@@ -214,8 +214,11 @@ def cell_digests(dataset: CorruptedSet) -> dict[Cell, str]:
     """What tells each cell of a set from another one, wherever the set lies.
 
     Returns:
-        Of each cell a hex digest of its labels, file names, and some images spread over it: those of another cell, of
-        other textures or of another seed differ nearly everywhere. A change to a few images goes unnoticed.
+        Of each cell a hex digest of its labels and, in sets of arrays, of all its pixels. In sets of files, where those
+        would take as long as an evaluation, it is of every file's name, size and time of change, in whole seconds as
+        archives keep it, and of the content of some files spread over the cell. So a file that was changed unseen kept
+        both its size and its time; and a copy that did not keep the times (``cp`` without ``-a``) counts as another
+        set.
 
     Raises:
         OSError: A file can't be read.
@@ -225,10 +228,13 @@ def cell_digests(dataset: CorruptedSet) -> dict[Cell, str]:
     def digest(cell: Cell) -> str:
         if dataset.kind == "cifar-c":
             pixels, labels = dataset.arrays(*cell)
-            content = hashlib.blake2b(labels.tobytes() + pixels[samples].tobytes(), digest_size=16)
+            content = hashlib.blake2b(labels.tobytes(), digest_size=16)
+            content.update(np.ascontiguousarray(pixels).reshape(-1).data)
         else:
             folder = dataset.folder(*cell)
             content = hashlib.blake2b(folder.fingerprint.encode(), digest_size=16)
+            facts = (os.stat(folder.path(sample)) for sample in range(len(folder)))
+            content.update(np.array([(x.st_size, int(x.st_mtime)) for x in facts], np.int64).tobytes())
             for sample in samples.tolist():
                 content.update(Path(folder.path(sample)).read_bytes())
         return content.hexdigest()

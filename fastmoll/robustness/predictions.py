@@ -43,7 +43,7 @@ class Recorder:
         """Keep a batch, on the CPU."""
         if index is None:
             raise ValueError("index must be given by the loader for predictions to be saved")
-        self._batches.append((index.cpu(), labels.cpu(), logits.detach().float().cpu()))
+        self._batches.append((index.long().cpu(), labels.cpu(), logits.detach().float().cpu()))
 
     def take(self) -> Predictions | None:
         """What was kept, which is forgotten; None for nothing."""
@@ -109,7 +109,7 @@ def read_predictions(path: Path, evaluation: str | None = None) -> Any:
     """
     _, parquet = _parquet()
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path.open("rb"))  # pyarrow itself opens no path that is not UTF-8
     except FileNotFoundError as error:
         raise ValueError(f"there are no predictions {path}") from error
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
@@ -133,7 +133,7 @@ def _portions(path: Path, file: Any) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     finally:
-        file.close()
+        file.close(force=True)
 
 
 def _parquet() -> tuple[Any, Any]:

@@ -1,7 +1,8 @@
-"""Evaluation on clean images and on 15 corruptions at five severities, one resumable cell after the other.
+"""The results of an evaluation on clean images and on 15 corruptions at five severities, and the folder they are in.
 
-The folder of an evaluation holds ``settings.json``, what it is of; ``cells/``, the figures of each cell that is done;
-``predictions/``, where they were asked for; and ``robustness.json``, once all cells are done.
+The folder of an evaluation holds ``settings.json``, what it is of; ``cells/``, the figures of each cell that is done
+(``fog-3.json``, ...), which is all there is of an evaluation of some cells; ``predictions/``, where they were asked
+for; and ``robustness.json``, once all cells are done.
 """
 
 from __future__ import annotations
@@ -10,38 +11,26 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
 
 from fastmoll.distributed import Process
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
-from fastmoll.metrics import ClassificationMetrics, mean_corruption_error
-from fastmoll.output import bar, say, write_json
+from fastmoll.metrics import mean_corruption_error
+from fastmoll.output import write_json
 from fastmoll.report.runs import label_images
-from fastmoll.robustness.predictions import Recorder, gather_predictions, read_predictions, write_predictions
-from fastmoll.scoring import check_count, figures, score
 
 Cell = tuple[str, int] | None
 """A corruption and its severity; None: the clean images."""
 _FORMAT: Final = 1
 _MEANS: Final = ("error", "nll", "ece", "ece_batch100")
-_CELL: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100", "count", "reliability")
-
-
-class CellLoader(Protocol):
-    """A loader of the images of a cell."""
-
-    num_samples: int
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]: ...
+_FIGURES: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100", "count")
+_CELL: Final = (*_FIGURES, "reliability")
+_HEADER: Final = ("source", "frost", "data", "net", "count", "baseline")
 
 
 def cell_name(cell: Cell) -> str:
@@ -96,10 +85,12 @@ class Results:
         path = out / "settings.json"
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(out, *(content[name] for name in ("header", "fingerprint", "environment", "images")))
-        except FileNotFoundError as error:
+            found = cls(out, *(content[name] for name in ("header", "fingerprint", "environment", "images")))
+            _ = [found.header[name] for name in _HEADER], found._fingerprint.keys()
+            return found
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise ValueError(f"{out} holds no evaluation: there is no {path}") from error
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
     def begin(self) -> None:
@@ -115,14 +106,17 @@ class Results:
             there = Results.open(self.out)
             before, now = there._fingerprint, self._fingerprint
             names = sorted(before.keys() | now.keys())
-            pairs = [(name, before.get(name), now.get(name)) for name in names]
+            pairs = [(name, before.get(name), now.get(name), "") for name in names]
             known = [name for name in self._images if name in there._images]
-            pairs += [(f"{name} (digest of its images)", there._images[name], self._images[name]) for name in known]
-            for name, was, is_now in pairs:
+            hint = ", or copy the set with the times of its files (cp -a)"
+            pairs += [
+                (f"{name} (digest of its images)", there._images[name], self._images[name], hint) for name in known
+            ]
+            for name, was, is_now, also in pairs:
                 if was != is_now:
                     raise ValueError(
                         f"--out: {self.out} holds an evaluation with another {name}: it was {was} and is now {is_now}; "
-                        "choose another folder"
+                        f"choose another folder{also}"
                     )
             self.environment, self._images = there.environment, {**there._images, **self._images}
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
@@ -140,6 +134,8 @@ class Results:
             content = json.loads(path.read_text(encoding="utf-8"))
             found = {name: content[name] for name in _CELL}
             evaluation = content["evaluation"]
+            if not all(isinstance(found[name], int | float) for name in _FIGURES):
+                return None
         except (OSError, ValueError, LookupError, TypeError):
             return None  # not there, or damaged on the disk: to be done again
         if evaluation != self.evaluation:
@@ -155,7 +151,11 @@ class Results:
         """
         if not math.isfinite(found["nll"]):
             raise FloatingPointError(f"the NLL on {cell_name(cell)} is {found['nll']}")
-        write_json(self._cell(cell), {**{name: found[name] for name in _CELL}, "evaluation": self.evaluation})
+        corruption, severity = (None, None) if cell is None else cell
+        images = "clean" if cell is None else label_images(self.header["source"], self.header["frost"])
+        content = {"corruption": corruption, "severity": severity, "images": images}
+        content |= {name: found[name] for name in _CELL}
+        write_json(self._cell(cell), {**content, "evaluation": self.evaluation})
 
     def predictions(self, cell: Cell) -> Path:
         """The file of the predictions of a cell."""
@@ -197,93 +197,6 @@ class Results:
 
     def _cell(self, cell: Cell) -> Path:
         return self.out / "cells" / f"{cell_name(cell)}.json"
-
-
-def measure(
-    process: Process,
-    model: nn.Module,
-    results: Results,
-    cells: Sequence[Cell],
-    open_loader: Callable[[Cell], CellLoader],
-    *,
-    num_classes: int,
-    precision: str = "off",
-    channels_last: bool = False,
-    predictions: bool = False,
-) -> None:
-    """Do the cells that are not done yet; each is on the disk before the next one begins.
-
-    Args:
-        process: This process; rank 0 writes.
-        model: The network, equal on all processes.
-        results: Where the figures go, begun.
-        cells: Those wanted.
-        open_loader: Gives the loader of a cell, this process's share of it.
-        num_classes: Number of classes.
-        precision: As for `fastmoll.evaluate`.
-        channels_last: Likewise.
-        predictions: Save the predictions, too; a cell without them isn't done then.
-
-    Raises:
-        Stop: on all processes, for an error on one of them.
-    """
-    with process.agree():
-        todo = [cell for cell in cells if not _is_done(results, cell, predictions)] if process.main else []
-        if process.main and predictions:
-            (results.out / "predictions").mkdir(exist_ok=True)
-    todo = process.gather(todo)[0]
-    if len(todo) < len(cells):
-        say(process, f"{len(cells) - len(todo)} of {len(cells)} cells are done already in {results.out}")
-    if not todo:
-        return
-    with process.agree():
-        batches = len(todo) * len(open_loader(todo[0]))
-    with bar(range(0), process, "evaluation", batches) as progress:
-        for cell in todo:
-            progress.set_description(cell_name(cell))
-            recorder = Recorder() if predictions else None
-            metrics = ClassificationMetrics().to(process.device)
-            with process.agree():
-                loader = open_loader(cell)
-                score(
-                    model,
-                    _moving(loader, progress),
-                    metrics,
-                    num_classes=num_classes,
-                    precision=precision,
-                    channels_last=channels_last,
-                    on_batch=recorder,
-                )
-            found = figures(metrics)
-            parts = gather_predictions(process, recorder.take()) if recorder else []
-            with process.agree():
-                check_count(found["count"], loader.num_samples)
-                if process.main:
-                    if recorder:
-                        write_predictions(results.predictions(cell), parts, results.evaluation)
-                    results.write(cell, found)
-            line = f"error {found['error']:.2f} %, NLL {found['nll']:.4f}, ECE {found['ece']:.4f}"
-            say(process, f"{cell_name(cell)}: {line}")
-
-
-def rescore(process: Process, results: Results) -> None:
-    """Compute the figures of every cell again, from its predictions, in this process alone.
-
-    Raises:
-        ValueError: there are none of a cell that is done, they are damaged, or of another evaluation.
-        ImportError: pyarrow is missing.
-    """
-    saved = [cell for cell in ALL if results.predictions(cell).exists()]
-    lacking = [cell_name(cell) for cell in ALL if cell not in saved and results.read(cell) is not None]
-    if lacking or not saved:
-        names = f" of {', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}" if lacking else ""
-        raise ValueError(f"{results.out} has no predictions{names}: evaluate with --predictions first")
-    with bar(saved, process, "scoring", len(saved)) as cells:
-        for cell in cells:
-            metrics = ClassificationMetrics(sync_on_compute=False)
-            for part in read_predictions(results.predictions(cell), results.evaluation):
-                metrics.update(part.logits, part.labels, part.ids)
-            results.write(cell, figures(metrics))
 
 
 def has_baseline(classes: Sequence[str], size: int) -> bool:
@@ -330,8 +243,9 @@ def table(results: Results) -> str:
 def add_to_result(folder: Path, content: Mapping[str, Any]) -> bool:
     """Add the corrupted error to the ``result.json`` of the trainer's run in ``folder``, where there is one.
 
-    Not if that was validated on another number of images; and an error on official images is not replaced by one on
-    generated images. Whether they are the same images, the caller knows: see `Checkpoint.validated_on`.
+    Not if that was validated on another number of images, nor where it can't be read or written; and an error on
+    official images is not replaced by one on generated images. Whether they are the same images, the caller knows: see
+    `Checkpoint.validated_on`.
 
     Args:
         folder: The run's folder.
@@ -339,11 +253,18 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> bool:
 
     Returns:
         Whether it was added.
+
+    Raises:
+        ValueError: the file is damaged.
     """
     path = folder / "result.json"
-    with suppress(OSError, ValueError):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(result, dict) and result.get("validation", {}).get("count") == content["count"]:
+    with suppress(OSError):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            count = result["validation"]["count"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is damaged, and did not get the corrupted error: {error!r}") from error
+        if count == content["count"]:
             before = result.get("corrupted")
             if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
                 return False
@@ -371,16 +292,6 @@ def environment(process: Process) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(process.device) if cuda else process.device.type,
         "world_size": process.world_size,
     }
-
-
-def _moving(loader: CellLoader, progress: tqdm[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for batch in loader:
-        yield batch
-        progress.update()
-
-
-def _is_done(results: Results, cell: Cell, predictions: bool) -> bool:
-    return results.read(cell) is not None and (not predictions or results.predictions(cell).exists())
 
 
 def _row(title: str, errors: Sequence[float | None], cells: Sequence[Mapping[str, Any]]) -> str:

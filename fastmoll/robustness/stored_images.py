@@ -21,7 +21,7 @@ from fastmoll.pipelines import MEAN, STD, check_dali
 from fastmoll.pipelines.cifar import find_cifar
 from fastmoll.pipelines.corrupted import image_size
 from fastmoll.pipelines.errors import BadImageError
-from fastmoll.pipelines.files import ImageFolder, scan_folder
+from fastmoll.pipelines.files import ImageFolder, scan_folder, split_folder
 from fastmoll.pipelines.small import KNOWN, NAMES, SmallData, Triple, read_small
 
 _IN_MEMORY = 96  # pixels: up to this side, a folder's images are decoded once (CIFAR 32, TinyImageNet 64, STL-10 96)
@@ -167,7 +167,8 @@ def open_clean(
 
     Args:
         data: Name or path of a data set, or a split that was read.
-        split: ``"val"``, which may be called ``validation`` or ``test`` in files, or another one.
+        split: ``"val"``, which may be called ``validation`` or ``test`` in files, or another one. Class folders that
+            are in no folder of a split are taken as ``"val"``, and as no other.
         size: Height and width, pixels; by default that of small images, else 224.
         path: Where a named data set is.
 
@@ -186,6 +187,8 @@ def open_clean(
     if path is not None:
         raise ValueError(f"path goes with one of the names {', '.join(NAMES)}, but data is {str(data)!r}")
     place = Path(data)
+    if split != "val":
+        _check_split(place, split)
     folder = scan_folder(place, next((stem for stem in _stems(split) if (place / stem).is_dir()), split))
     height, width = image_size(folder.path(0))
     if height == width <= _IN_MEMORY and wanted in (None, width):
@@ -210,6 +213,14 @@ def data_name(data: str | os.PathLike[str]) -> str:
 
 def _stems(split: str) -> tuple[str, ...]:
     return _VALIDATION if split == "val" else (split,)
+
+
+def _check_split(place: Path, split: str) -> None:
+    """Refuse a split that a folder hasn't, where `scan_folder` would take the folder itself."""
+    if split_folder(place, split) == place:
+        found = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        names = f"{', '.join(found[:5])}{', ...' if len(found) > 5 else ''}" if found else "no folders"
+        raise ValueError(f"split: {place} has no folder {split!r}, only {names}")
 
 
 def _is_tree(place: Path, split: str) -> bool:

@@ -104,6 +104,9 @@ def write_corrupted(
         given = ", ".join(map(str, levels))
         raise ValueError(f"severities must be all of 1 to 5 in the layout cifar-c (imagenet-c takes some), got {given}")
     files = _file_names(images) if layout == "imagenet-c" else []
+    root = Path(out)
+    if (images.root / images.classes[0]).is_dir() and root.resolve().is_relative_to(images.root.resolve()):
+        raise ValueError(f"OUT: {root} is inside {images.root}, where each folder is a class")
     settings: dict[str, Any] = {
         "data": images.name,
         "split": split,
@@ -115,7 +118,6 @@ def write_corrupted(
         "quality": quality if layout == "imagenet-c" else None,
         "frost": frost_source(),
     }
-    root = Path(out)
     with _claimed(root, settings), tqdm(unit=" images", dynamic_ncols=True, disable=not progress) as bar:
         if layout == "imagenet-c":
             _write_files(
@@ -251,9 +253,12 @@ def _write_files(
     def put(name: str, level: int, index: NDArray[np.int64], made: NDArray[np.uint8]) -> None:
         for sample, image in zip(index.tolist(), made, strict=True):
             # Not waiting for the disk as `replacing` does: that would take longer than all the rest.
-            part = parts / f"{name}-{level}-{sample}"
-            Image.fromarray(image).save(part, "JPEG", quality=quality, optimize=True)
-            os.replace(part, root / name / str(level) / files[sample])
+            part, path = parts / f"{name}-{level}-{sample}", root / name / str(level) / files[sample]
+            try:
+                Image.fromarray(image).save(part, "JPEG", quality=quality, optimize=True)
+                os.replace(part, path)
+            except OSError as error:
+                raise OSError(f"{path} can't be written: {error.strerror or error}") from error
 
     parts = root / _PARTS
     parts.mkdir(exist_ok=True)

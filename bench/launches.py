@@ -1,0 +1,312 @@
+"""What the launches of the batch tail do for an image of each role: bytes, multiply-adds, compiled instructions.
+
+The half of the model in ``bench/roofline.py`` that knows the kernels and no card.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import triton_compile
+from disassembly import Code, Counts, outside, times, total_of
+
+from fastmoll.kernels import batch_tail_cupy, batch_tail_triton, cuda_toolchain
+from fastmoll.kernels.batch_tail import Tail, check_tail
+
+CHANNELS = 3
+MMA_FLOPS = 2 * 16 * 8 * 16  # of one mma.sync.m16n8k16
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one launch does for a mean image of a role. Bytes, FLOPs and warp instructions by class."""
+
+    idle: float = 0.0  # blocks without work
+    blocks: float = 0.0  # blocks with work
+    pixels: float = 0.0
+    result: float = 0.0
+    scratch_in: float = 0.0
+    scratch_out: float = 0.0
+    l2: float = 0.0
+    flops: float = 0.0
+    instructions: Counts = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class LaunchModel:
+    """One launch: what it does for an image of each role, and what of it fits a multiprocessor."""
+
+    name: str
+    roles: tuple[Work, Work, Work]
+    threads: int
+    registers: int
+    shared: int
+    wgmma: bool
+
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+
+
+def scales(size: int, count: int = 256) -> np.ndarray[Any, Any]:
+    """Blur scales σ_B in pixels at ``count`` equally likely temperatures of Beta(1, 2)."""
+    t = 1.0 - np.sqrt(1.0 - (np.arange(count) + 0.5) / count)
+    return np.exp((1.0 - t) * math.log(0.3) + t * math.log(size))
+
+
+def triton_steps(size: int, block: int, depth: int, sigma: float) -> int:
+    """Steps of ``depth`` over the band, summed over the blocks of ``block`` rows or columns of ``size``."""
+    reach = int(min(max(4.0 * sigma, 32.0), 2.0 * size))
+    return sum(
+        math.ceil((min(first + block + reach, size) - max(first - reach, 0) // depth * depth) / depth)
+        for first in range(0, size, block)
+    )
+
+
+def cuda_steps(size: int, span: int, step: int, sigma: float) -> int:
+    """Steps of 16 over the band, summed over spans, of ``find_band`` in the CUDA C++ with that ``step``."""
+    reach = min(math.ceil(max(32.0, 4.0 * sigma)), size)
+    total = 0
+    for first in range(0, size, span):
+        begin = max(first - reach, 0) // step * step
+        end = min(math.ceil((first + span + reach) / step), math.ceil(size / step)) * step
+        total += (end - begin) // 16
+    return total
+
+
+def mean_steps(steps: Callable[[float], int], size: int) -> float:
+    """Expectation of a step count over the temperatures."""
+    return float(np.mean([steps(sigma) for sigma in scales(size)]))
+
+
+def make_tail(size: int, batch: int) -> Tail:
+    """The arguments of the benchmark: uint8 NHWC to bfloat16, channels last."""
+    none = dict.fromkeys(("partner", "lam", "box", "sigma_max"))
+    return check_tail(
+        torch.zeros(batch, size, size, CHANNELS, dtype=torch.uint8),
+        **none,
+        mean=(0.5,) * CHANNELS, std=(0.25,) * CHANNELS, seed=2**64 - 1, epoch=1, sigma_min=0.3,
+        flip=torch.zeros(batch, dtype=torch.bool), role=torch.zeros(batch, dtype=torch.int8), t=torch.zeros(batch),
+        index=torch.zeros(batch, dtype=torch.int64), dtype=torch.bfloat16, memory_format=torch.channels_last,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- Triton
+
+
+@functools.cache
+def triton_launches(size: int, batch: int) -> tuple[triton_compile.Launch, ...]:
+    """The launches that the launcher wants, in their order."""
+    with triton_compile.recorded(batch_tail_triton) as launches:
+        batch_tail_triton.batch_tail_triton(make_tail(size, batch))
+    return tuple(launches)
+
+
+def triton_work(size: int, blocks: batch_tail_triton.Blocks) -> dict[str, tuple[Work, Work, Work]]:
+    """Bytes, FLOPs and blocks of the four launches for an image of each role, without instructions."""
+    across, down, rows = blocks.across, blocks.down, blocks.prepare["ROWS"]
+    values, width = size * size * CHANNELS, size * CHANNELS
+    line = (size + batch_tail_triton._PLACES) // batch_tail_triton._PLACES
+    padded, side = math.ceil(size / batch_tail_triton._PAD) * batch_tail_triton._PAD, batch_tail_triton._PAD
+    while side < size:
+        side *= 2
+    matrix, x = padded * side * 2, CHANNELS * size * math.ceil(size / 16) * 16 * 2
+    z = size * math.ceil(width / 16) * 16 * 2
+    stream = Work(pixels=values, result=2 * values, l2=3 * values)
+    terms = float(np.mean(np.minimum(6.33 * size / (scales(size) * math.pi), size - 1) // 32 + 1)) * 32
+
+    grid = {
+        "_lines": line,
+        "_prepare": padded // rows,
+        "_across": math.ceil(size / across["BM"]) * math.ceil(size / across["BN"]),
+        "_down": math.ceil(size / down["BM"]) * math.ceil(width / down["BN"]),
+    }
+    idle = {name: Work(idle=count) for name, count in grid.items()}
+    a = mean_steps(lambda s: triton_steps(size, across["BN"], across["BK"], s), size) * math.ceil(size / across["BM"])
+    d = mean_steps(lambda s: triton_steps(size, down["BM"], down["BK"], s), size) * math.ceil(width / down["BN"])
+    lines = line * batch_tail_triton._PLACES * 4
+    blur = {
+        "_lines": Work(scratch_out=lines, l2=terms * lines + lines),
+        "_prepare": Work(pixels=values, scratch_in=lines, scratch_out=matrix + x,
+                         l2=values + matrix + x + padded // rows * lines),
+        "_across": Work(scratch_in=matrix + x, scratch_out=z, flops=a * 2 * tile(across) * CHANNELS,
+                        l2=z + a * across["BK"] * 2 * (across["BN"] + CHANNELS * across["BM"])),
+        "_down": Work(scratch_in=matrix + z, result=2 * values, flops=d * 2 * tile(down),
+                      l2=2 * values + d * down["BK"] * 2 * (down["BN"] + down["BM"])),
+    }  # fmt: skip
+    work = {}
+    for name, count in grid.items():
+        clean, noise = (replace(stream, blocks=count) if name == busy else idle[name] for busy in ("_across", "_down"))
+        work[name] = (clean, noise, replace(blur[name], blocks=count))
+    return work
+
+
+def tile(blocks: Any) -> int:
+    """Multiply-adds of one step of a block."""
+    return int(blocks["BM"] * blocks["BN"] * blocks["BK"])
+
+
+def triton_model(size: int, batch: int, architecture: int) -> list[LaunchModel]:
+    """The four launches of the Triton backend, compiled."""
+    blocks = batch_tail_triton.blocks_for(make_tail(size, 1))
+    work = triton_work(size, blocks)
+    models = []
+    for launch in triton_launches(size, batch):
+        used = triton_compile.compile_launch(launch, architecture)
+        code, name = Code(used.sass), used.kernel
+        warps = launch.options.get("num_warps", 4)
+        counts: list[Counts] = [Counter(), Counter(), Counter()]
+        path = set(range(len(code.text)))
+        running = work[name][2].blocks * warps
+        if name in ("_lines", "_prepare"):
+            # _prepare's only loop, if it is not unrolled, is over the channels.
+            rounds = float(np.mean(np.minimum(6.33 * size / (scales(size) * math.pi), size - 1) // 32 + 1))
+            real = [loop for loop in code.inner if loop.last > loop.first]
+            round_ = total_of([code.body(loop) for loop in real])
+            counts[2] = times(outside(code, path), running)
+            counts[2].update(times(round_, running * (rounds if name == "_lines" else CHANNELS)))
+        else:
+            shape = blocks.across if name == "_across" else blocks.down
+            matrix = code.find("HMMA|HGMMA|UTCHMMA")
+            stream = code.find("STG", "HMMA|HGMMA|UTCHMMA")
+            if not matrix or not stream:
+                raise ValueError(f"no loops for both roles in {name} for sm_{architecture}")
+            per_step = tile(shape) * 2 * (CHANNELS if name == "_across" else 1)
+            counts[2] = times(outside(code, code.path(matrix[0], stream)), running)
+            counts[2].update(times(code.body(matrix[0]), warps * work[name][2].flops / per_step))
+            role = 0 if name == "_across" else 1
+            counts[role] = times(outside(code, code.path(stream[0], matrix)), running)
+            rounds = math.ceil(size * size * CHANNELS / (CHANNELS * shape["BLOCK"]))
+            counts[role].update(times(code.body(stream[0]), warps * rounds))
+        clean, noise, blur = (replace(w, instructions=c) for w, c in zip(work[name], counts, strict=True))
+        asynchronous = "GMMA" in used.sass or "UTC" in used.sass
+        if not asynchronous:
+            # What warps issue: a layout that gives two warps the same rows multiplies twice.
+            blur = replace(blur, flops=counts[2]["matrix"] * MMA_FLOPS)
+        models.append(
+            LaunchModel(
+                name,
+                (clean, noise, blur),
+                32 * warps,
+                used.registers,
+                used.shared,
+                "GMMA" in used.sass or "UTC" in used.sass,
+            )
+        )
+    return models
+
+
+# --------------------------------------------------------------------------------------------------------------- CuPy
+
+
+@functools.cache
+def compile_cuda(macros: cuda_toolchain.Macros, architecture: int) -> tuple[str, int]:
+    """Disassembly and registers of the CUDA C++ kernel."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(cuda_toolchain.source_path("batch_tail.cu").read_text(), "batch_tail.cu", (), ())
+    options = (f"-arch=sm_{architecture}", "-ftz=true", "--device-as-default-execution-space")
+    nvrtc.compileProgram(program, (*cuda_toolchain.options(macros), *options))
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(nvrtc.getCUBIN(program) + b"\0")  # CuPy drops the last byte
+        sass, usage = (
+            subprocess.run([tool, option, cubin], check=True, capture_output=True, text=True).stdout
+            for option in ("-sass", "-res-usage")
+        )
+    return sass, int(re.findall(r"REG:(\d+)", usage)[0])
+
+
+def cuda_work(size: int, rows: int) -> tuple[Work, Work, Work]:
+    """Bytes, FLOPs and blocks of the one launch for an image of each role, without instructions."""
+    values, tiles = size * size * CHANNELS, math.ceil(size / rows)
+    stream = Work(blocks=tiles, pixels=values, result=2 * values, l2=3 * values)
+    first = mean_steps(lambda s: cuda_steps(size, rows, 16, s), size)
+    second = mean_steps(lambda s: cuda_steps(size, 32, 32, s), size)
+    groups = math.ceil(size / 32)
+    flops = 2 * 16 * CHANNELS * (first * rows * 32 * groups + second * rows * tiles * 32)
+    l2 = 2 * values + first * 16 * size * CHANNELS
+    return stream, stream, Work(blocks=tiles, pixels=values, result=2 * values, l2=l2, flops=flops)
+
+
+def cuda_model(size: int, architecture: int) -> LaunchModel:
+    """The one launch of the CuPy backend, compiled."""
+    tail = make_tail(size, 1)
+    out = torch.empty(1, CHANNELS, size, size, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    plan = batch_tail_cupy.plan(tail, out, triton_compile.SHARED_LIMIT[architecture])
+    rows, warps = dict(plan.macros)["ROWS"], plan.threads // 32
+    sass, registers = compile_cuda(plan.macros, architecture)
+    code = Code(sass)
+    work = cuda_work(size, rows)
+    tiles, groups = math.ceil(size / rows), math.ceil(size / 32)
+    stream, stage = code.find("STG.*128", "HMMA"), code.find("LDGSTS", "HMMA")
+    # One loop for each of three words of four pixels, or one for all of them.
+    product1, product2 = code.find("HMMA", "LDS\\b"), code.find("HMMA", "LDG")
+    product2 = [x for x in product2 if x not in product1]
+    if not (stream and stage and product1 and len(product2) == 1):
+        raise ValueError(f"the loops of batch_tail.cu for sm_{architecture} are not as expected")
+    # The most unrolled of each does the work, what others do is left over.
+    stream, stage = (max(found, key=lambda x: x.last - x.first) for found in (stream, stage))
+    clean, noise = (code.body(stream, noise=noised) for noised in (False, True))
+    rounds = (
+        math.ceil(rows * size * CHANNELS / (8 * (plan.threads // 3 * 3))) * tiles * warps / code.count("STG", stream)
+    )
+    staged = times(code.body(stage), tiles * rows * size * CHANNELS / 8 / 32 / code.count("LDGSTS", stage))
+
+    parts = []
+    first = mean_steps(lambda s: cuda_steps(size, rows, 16, s), size)
+    second = mean_steps(lambda s: cuda_steps(size, 32, 32, s), size)
+    for loops, steps, around in (
+        (product1, first * CHANNELS * groups * (rows // 16) * 4, tiles * groups * CHANNELS),
+        (product2, second * tiles * (rows // 16) * CHANNELS * 4, tiles * groups * (rows // 16)),
+    ):
+        for loop in loops:
+            body = code.tally(range(loop.first, loop.last + 1))
+            parts.append(times(body, steps / len(loops) / code.count("HMMA", loop)))
+        outer = [x for x in code.loops if x not in loops and all(code.inside(loop, x) for loop in loops)]
+        shell = min(outer, key=lambda x: x.last - x.first)
+        parts.append(times(code.body(shell, loops), around / len(loops)))
+    # What a block prepares: loops in their order, the most unrolled of each kind; square images prepare once.
+    reach = np.minimum(np.ceil(np.maximum(32, 4 * scales(size))), size)
+    terms = np.minimum(np.ceil(6.5 * size / (scales(size) * math.pi)), size)
+    sums = float(np.mean((reach + 1) / 4 * np.ceil((terms + 1) / 8)))  # eight lanes a sum, four sums a warp
+    padded = 3 * groups * 32
+    for has, has_not, unit, elements in (
+        ("STS", "MUFU|STG|LDS\\b|HMMA|LDSM|FADD", "STS", 2 * size / 32),
+        ("MUFU.EX2", "STG|MUFU.SIN", "MUFU.EX2", size / 32),
+        ("FFMA", "SHFL|MUFU|FCHK|HMMA|STG|STS", "FFMA", sums),
+        ("FADD", "FFMA|STS|HMMA|STG|IABS", "LDS", float(np.mean(reach)) / 32 * warps),
+        ("IABS", "HMMA|STG", "IABS", padded / 32),
+        ("F2FP", "HMMA|STG", "F2FP", padded / 32 + first / tiles * 16 / 64 * rows),
+    ):
+        found = [x for x in code.find(has, has_not) if x.first < product1[0].first]
+        if not found:
+            continue
+        loop = max(found, key=lambda x: code.count(unit, x))
+        parts.append(times(code.tally(range(loop.first, loop.last + 1)), tiles * elements / code.count(unit, loop)))
+    sums_shells = [x for x in code.loops if code.count("SHFL", x) and x.last < product1[0].first]
+    if sums_shells:
+        shell = min(sums_shells, key=lambda x: x.last - x.first)
+        inside = [x for x in code.inner if x != shell and code.inside(x, shell)]
+        parts.append(times(code.body(shell, inside), tiles * float(np.mean(reach + 1)) / 4))
+    instructions = (total_of([times(role, rounds), staged]) for role in (clean, noise))
+    instructions = (*instructions, total_of(parts))
+    roles = (replace(w, instructions=c) for w, c in zip(work, instructions, strict=True))
+    return LaunchModel(
+        "batch_tail", (next(roles), next(roles), next(roles)), plan.threads, registers, plan.shared, False
+    )

@@ -1,0 +1,196 @@
+"""Networks of the user's own, made by a function of theirs, and which outputs of a network are compared."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_TRIAL = 2  # images: a network that mistakes one for a whole batch shows itself
+
+
+def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]:
+    """Load what makes a network: ``"package.module:function"`` or ``"path/to/file.py:function"``.
+
+    Modules are looked for in the working directory, too, and those that a file imports beside it, as Python does for a
+    script.
+
+    Args:
+        reference: Where the function is.
+        option: What the user gave it by, for messages.
+
+    Returns:
+        What to call the network, without folders, and the function.
+
+    Raises:
+        ValueError: no such module or file, one that raises an error, or no such function in it.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise ValueError(f"{option} must be MODULE:FUNCTION or FILE.py:FUNCTION, got {reference!r}")
+    path = Path(place).resolve() if place.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise ValueError(f"{option}: there is no file {place}")
+    folder = os.getcwd() if path is None else str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(place) if path is None else _load(path)
+    except (Exception, SystemExit) as error:  # whatever the code of others raises
+        raise ValueError(f"{option}: {place} can't be imported: {_reason(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        fault = "is no function or class" if hasattr(module, name) else "does not exist"
+        raise ValueError(f"{option}: {name} in {place} {fault}{hint}")
+    return f"{place if path is None else path.name}:{name}", function
+
+
+def call_function(function: Callable[..., Any], name: str, num_classes: int, option: str) -> nn.Module:
+    """The network that a function makes; it is told ``num_classes`` if it has such a parameter.
+
+    Args:
+        function: As from `find_function`.
+        name: What to call it.
+        num_classes: Number of outputs that are wanted.
+        option: As for `find_function`.
+
+    Raises:
+        ValueError: it raises an error, or returns something else.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of some that are written in C
+        parameters = {}  # type: ignore[assignment]
+    try:
+        model = function(num_classes=num_classes) if "num_classes" in parameters else function()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{option}: {name} raised {_reason(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{option}: {name} must return a torch.nn.Module, got a {type(model).__name__}")
+    return model
+
+
+@torch.no_grad()
+def count_outputs(model: nn.Module, size: int, name: str) -> int:
+    """Number of logits that a network in evaluation mode gives, found by showing it two images of zeros.
+
+    Args:
+        model: The network.
+        size: Height and width of the images, pixels.
+        name: What the user calls it, for messages.
+
+    Raises:
+        ValueError: it can't take such images, or gives something else.
+    """
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    images = torch.zeros(_TRIAL, 3, size, size, device=device)
+    try:
+        logits = model(images)
+    except Exception as error:  # whatever the code of others raises
+        raise ValueError(f"{name} can't take images of {size} x {size} pixels: {_reason(error)}") from error
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"{name} must give logits (B, K) as a tensor, got a {type(logits).__name__}")
+    if logits.ndim != 2 or len(logits) != _TRIAL or not logits.is_floating_point():
+        raise ValueError(
+            f"{name} must give logits ({_TRIAL}, K) of {_TRIAL} images, got {logits.dtype} "
+            f"of shape {tuple(logits.shape)}"
+        )
+    return logits.shape[1]
+
+
+class SomeOutputs(nn.Module):
+    """A network of which only some outputs are compared.
+
+    Args:
+        model: The network.
+        kept: Which outputs, in the order wanted.
+    """
+
+    kept: Tensor
+
+    def __init__(self, model: nn.Module, kept: Sequence[int]) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("kept", torch.tensor(kept), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(B, len(kept))`` of images ``(B, 3, H, W)``."""
+        logits: Tensor = self.model(images)
+        return logits.index_select(1, self.kept)
+
+
+def read_names(path: str | os.PathLike[str]) -> list[str]:
+    """Class names, one a line.
+
+    Raises:
+        ValueError: no such file, one without names, or with an empty line among them.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--classes: {path} can't be read as a text file: {_reason(error)}") from error
+    names = [line.strip() for line in lines]
+    if not all(names):
+        raise ValueError(f"--classes: {path} has an empty line, number {names.index('') + 1}")
+    if not names:
+        raise ValueError(f"--classes: {path} is empty")
+    return names
+
+
+def find_names(wanted: Sequence[str], names: Sequence[str], path: object) -> list[int]:
+    """Where the names of some classes are among those of a network's outputs.
+
+    Args:
+        wanted: Class names of the data.
+        names: Names of the outputs.
+        path: Where ``names`` are from, for messages.
+
+    Raises:
+        ValueError: one isn't there, or more than once.
+    """
+    places = {name: place for place, name in enumerate(names)}
+    for name in wanted:
+        if name not in places:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"the nearest is {near[0]!r}" if near else f"its first is {names[0]!r}"
+            more = sum(other not in places for other in wanted) - 1
+            others = f" (nor {more} more)" if more else ""
+            raise ValueError(f"--classes: {path} has no {name!r}, a class of the data{others}; {hint}")
+        if names.count(name) > 1:
+            raise ValueError(f"--classes: {path} has {name!r} more than once")
+    return [places[name] for name in wanted]
+
+
+def describe_outputs(kept: Sequence[int], count: int) -> str:
+    """Which outputs are compared, in one line."""
+    digest = hashlib.blake2b(repr(list(kept)).encode(), digest_size=8).hexdigest()
+    return f"{len(kept)} of {count} (digest {digest})"
+
+
+def _load(path: Path) -> Any:
+    name = f"_of_user_{hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,154 @@
+"""`ImageNetLoader`: states, and the identical stream after a resume."""
+
+from __future__ import annotations
+
+import copy
+import io
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from imagenet_loaders import Make, equal, loader, stream
+from torch import Tensor
+
+import fastmoll
+
+
+def saved(state: dict[str, Any]) -> Any:
+    """The state after a trip through a file, as a trainer saves it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    assert len(file.getvalue()) < 20_000
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("shard", [(0, 1), (2, 3)])
+def test_resumes_to_the_identical_stream(make_tree: Make, stop: int, shard: tuple[int, int]) -> None:
+    rank, world = shard
+    options: dict[str, Any] = {"rank": rank, "world_size": world, "mollify": fastmoll.Mollify(3)}
+    tree = make_tree(17 * world)
+    whole = loader(tree, **options)
+    expected = [batch for _ in range(3) for batch in stream(whole)]
+    first = loader(tree, **options)
+    done = 0
+    for _ in range(3):
+        for _ in islice(first, stop - done):
+            done += 1
+        if done == stop:
+            break
+    second = loader(tree, num_threads=2, prefetch=3, **options)
+    second.load_state_dict(saved(first.state_dict()))
+    rest: list[tuple[Tensor, ...]] = []
+    while len(rest) < len(expected) - stop:
+        second.set_epoch(second.epoch)  # as a trainer does
+        rest += stream(second)
+    assert equal(rest, expected[stop:])
+
+
+def test_a_state_taken_between_epochs_after_set_epoch_resumes(make_tree: Make) -> None:
+    tree = make_tree(17)
+    first, second = loader(tree), loader(tree)
+    stream(first)
+    first.set_epoch(1)
+    second.load_state_dict(saved(first.state_dict()))
+    assert second.epoch == 1
+    assert equal(stream(second), stream(first))
+
+
+def test_a_resumed_epoch_can_be_restarted_and_states_of_resumed_loaders_resume(make_tree: Make) -> None:
+    tree = make_tree(17)
+    first = loader(tree)
+    stream(first)
+    expected = stream(first)
+    first.set_epoch(1)
+    stream(islice(first, 1))
+    second = loader(tree)
+    second.load_state_dict(first.state_dict())
+    assert equal(stream(islice(second, 1)), expected[1:2])
+    third = loader(tree)
+    third.load_state_dict(second.state_dict())
+    assert equal(stream(third), expected[2:])
+    assert equal(stream(second), expected)  # the loop after a break
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("batch_size", {"batch_size": 3}),
+        ("seed", {"seed": 1}),
+        ("size", {"size": 8}),
+        ("augment", {"augment": "none"}),
+        ("world_size", {"rank": 0, "world_size": 2}),
+        ("train", {"split": "val"}),
+        ("mean", {"mean": (0, 0, 0)}),
+        ("adjust_orientation", {"adjust_orientation": True}),
+        ("mollify", {"mollify": fastmoll.Mollify(3)}),
+    ],
+)
+def test_a_state_of_another_set_up_is_refused_by_name(make_tree: Make, field: str, options: dict[str, Any]) -> None:
+    tree = make_tree(17)
+    state = loader(tree).state_dict()
+    with pytest.raises(ValueError, match=f"does not fit: {field} was"):
+        loader(tree, **options).load_state_dict(state)
+
+
+def test_a_state_of_other_files_is_refused(make_tree: Make) -> None:
+    tree = make_tree(17)
+    state = loader(tree).state_dict()
+    next(tree.rglob("*.jpg")).rename(tree / "class1" / "x.jpg")
+    with pytest.raises(ValueError, match="does not fit: files was"):
+        loader(tree).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": 10**6}, "position must be .* got 1000000"),
+        ({"position": -3}, "position must be .* got -3"),
+        ({"position": 1}, "contradicts itself"),
+        ({"stream_epoch": 3}, "contradicts itself"),
+        ({"stream_checkpoint": torch.empty(0, dtype=torch.uint8)}, "contradicts itself"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused(make_tree: Make, change: dict[str, Any], message: str) -> None:
+    lo = loader(make_tree(17))
+    stream(islice(lo, 2))
+    with pytest.raises(ValueError, match=message):
+        lo.load_state_dict({**lo.state_dict(), **change})
+
+
+def test_other_things_than_states_are_refused(make_tree: Make) -> None:
+    lo = loader(make_tree(17))
+    state = lo.state_dict()
+    del state["stream_born"]
+    with pytest.raises(ValueError, match="lacks stream_born"):
+        lo.load_state_dict(state)
+    with pytest.raises(ValueError, match="version is None"):
+        lo.load_state_dict(None)  # type: ignore[arg-type]
+
+
+def test_a_damaged_checkpoint_is_an_error_not_another_stream(make_tree: Make) -> None:
+    lo = loader(make_tree(17))
+    stream(islice(lo, 2))
+    state = lo.state_dict()
+    state["stream_checkpoint"] = state["stream_checkpoint"][:-7]
+    lo.load_state_dict(state)
+    with pytest.raises(ValueError, match="can't be restored"):
+        next(iter(lo))
+
+
+def test_a_function_that_mollifies_has_a_fingerprint_that_lasts(make_tree: Make) -> None:
+    tree = make_tree(17)
+    first = loader(tree, mollify=lambda images, labels, index, epoch: (images, labels))
+    assert " at 0x" not in str(first.fingerprint)
+
+
+def test_a_state_of_another_version_is_refused(make_tree: Make) -> None:
+    lo = loader(make_tree(17))
+    state = copy.deepcopy(lo.state_dict())
+    state["version"] = 99
+    with pytest.raises(ValueError, match="version is 99"):
+        lo.load_state_dict(state)

@@ -1,0 +1,153 @@
+"""Networks of the user's own, and the choice among a network's outputs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fastmoll.robustness.networks import (
+    SomeOutputs,
+    call_function,
+    count_outputs,
+    find_function,
+    find_names,
+    read_names,
+)
+
+CODE = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from {helper} import WIDTH
+
+
+@dataclass
+class Settings:
+    width: int = WIDTH
+
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(nn.Flatten(), nn.LazyLinear(Settings().width), nn.Linear(Settings().width, num_classes))
+
+
+def fixed():
+    return nn.Linear(3, 7)
+
+
+def wrong():
+    return {{"model": 1}}
+
+
+def failing(width):
+    raise AssertionError
+
+
+CONSTANT = 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with networks, and one beside it that it imports."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "helper_of_mine.py").write_text("WIDTH = 5\n")
+    (tmp_path / "nets_of_mine.py").write_text(CODE.format(helper="helper_of_mine"))
+    yield tmp_path / "nets_of_mine.py"
+    for name in ("helper_of_mine", "nets_of_mine"):
+        sys.modules.pop(name, None)
+
+
+def test_a_function_is_found_in_a_file_or_a_module_of_the_working_directory(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, function = find_function(f"{code}:Net", "--net")
+    assert name == "nets_of_mine.py:Net"
+    assert call_function(function, name, 4, "--net")[2].out_features == 4  # type: ignore[index]
+    monkeypatch.chdir(code.parent)
+    name, function = find_function("nets_of_mine:fixed", "--net")
+    assert name == "nets_of_mine:fixed"
+    assert call_function(function, name, 4, "--net").out_features == 7  # it has no such parameter
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{file}:Nett", "^--net: Nett in .*nets_of_mine.py does not exist; did you mean Net"),
+        ("{file}:CONSTANT", "CONSTANT in .* is no function or class"),
+        ("{file}:", "--net must be MODULE:FUNCTION or FILE.py:FUNCTION, got"),
+        ("nowhere.py:f", "there is no file nowhere.py"),
+        ("no_such_module:f", "no_such_module can't be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(code: Path, name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_function(name.format(file=code), "--net")
+
+
+def test_code_that_fails_or_gives_no_network_is_named(code: Path, tmp_path: Path) -> None:
+    for name, message in {
+        "wrong": r"--net: nets_of_mine\.py:wrong must return a torch\.nn\.Module, got a dict",
+        "failing": r"nets_of_mine\.py:failing raised TypeError: failing\(\) missing 1 required .*'width'",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call_function(find_function(f"{code}:{name}", "--net")[1], f"{code.name}:{name}", 3, "--net")
+    for text, message in {"import sys; sys.exit(3)": "SystemExit: 3", "x = (": "SyntaxError: '\\(' was never"}.items():
+        (tmp_path / "script.py").write_text(text)
+        with pytest.raises(ValueError, match=rf"script\.py can't be imported: {message}"):
+            find_function(f"{tmp_path / 'script.py'}:f", "--net")
+
+
+class Odd(nn.Module):
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, images: torch.Tensor) -> object:
+        assert images.shape[2] == 8
+        return self.answer
+
+
+def test_the_logits_are_counted_and_anything_else_is_named() -> None:
+    assert count_outputs(Odd(torch.zeros(2, 6)), 8, "mine") == 6
+    for answer, message in (
+        ((torch.zeros(2, 6),), "mine must give logits (B, K) as a tensor, got a tuple"),
+        (torch.zeros(2), "mine must give logits (2, K) of 2 images, got torch.float32 of shape (2,)"),
+        (torch.zeros(1, 6), "got torch.float32 of shape (1, 6)"),
+        (torch.zeros(2, 6, dtype=torch.int64), "got torch.int64 of shape (2, 6)"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            count_outputs(Odd(answer), 8, "mine")
+    with pytest.raises(ValueError, match="mine can't take images of 9 x 9 pixels: AssertionError"):
+        count_outputs(Odd(torch.zeros(2, 6)), 9, "mine")
+
+
+def test_some_outputs_are_those_asked_for_in_that_order() -> None:
+    logits = torch.randn(5, 9)
+    assert torch.equal(SomeOutputs(nn.Identity(), [7, 0, 3])(logits), logits[:, [7, 0, 3]])
+
+
+def test_names_are_looked_up_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "names.txt"
+    path.write_bytes("\ufeffcat\r\ndog \r\nGröße\r\n\r\n".encode())
+    names = read_names(path)
+    assert names == ["cat", "dog", "Größe"]
+    assert find_names(["Größe", "cat"], names, path) == [2, 0]
+    with pytest.raises(ValueError, match=r"names\.txt has no 'dogs', a class of the data; the nearest is 'dog'"):
+        find_names(["cat", "dogs"], names, path)
+    with pytest.raises(ValueError, match=r"has no 'n01', a class of the data \(nor 1 more\); its first is 'cat'"):
+        find_names(["n01", "cat", "n02"], names, path)
+    with pytest.raises(ValueError, match="has 'cat' more than once"):
+        find_names(["cat"], ["cat", "dog", "cat"], path)
+    for content, message in ((b"", "is empty"), (b"a\n\nb", "an empty line, number 2"), (b"\xff", "can't be read")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"--classes: .*names\.txt .*{message}"):
+            read_names(path)
+    with pytest.raises(ValueError, match=r"--classes: .* can't be read as a text file: IsADirectoryError"):
+        read_names(tmp_path)
