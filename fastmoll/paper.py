@@ -157,10 +157,12 @@ def paper_mollification(mollify: bool | None, settings: Mapping[str, object]) ->
     roles = changed.pop("mollify.roles", (1, 1, 1))
     if changed or not isinstance(roles, Sequence) or isinstance(roles, str) or len(roles) < 3:
         return None
-    clean, noise, blur, *pure = roles
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 1e30 for x in roles):
+        return None
+    clean, noise, blur, *pure = map(float, roles)
     if clean <= 0 or any(pure):
         return None
-    return {(1, 1): "true", (1, 0): "noise", (0, 1): "blur"}.get((noise / clean, blur / clean))
+    return {(1.0, 1.0): "true", (1.0, 0.0): "noise", (0.0, 1.0): "blur"}.get((noise / clean, blur / clean))
 
 
 def departs(settings: Mapping[str, object]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import product
 
@@ -207,6 +208,12 @@ def test_figures_that_are_none_are_refused(mean: float, deviation: float | None,
         (True, {"mollify.roles": [1, 2, 1]}, None),
         (True, {"mollify.roles": [0, 1, 1]}, None),
         (True, {"mollify.roles": [1, 1, 1, 1]}, None),
+        (True, {"mollify.roles": ["1", 1, 1]}, None),
+        (True, {"mollify.roles": [[1], 1, 1]}, None),
+        (True, {"mollify.roles": [True, True, True]}, None),
+        (True, {"mollify.roles": [1, 10**400, 1]}, None),
+        (True, {"mollify.roles": [1, math.nan, 1]}, None),
+        (True, {"mollify.roles": {"clean": 1, "noise": 1, "blur": 1}}, None),
         (True, {"mollify.beta": [1, 3]}, None),
         (True, {"mollify.roles": [1, 1, 0], "mollify.k_noise": 2}, None),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -198,6 +199,33 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"out: .*file is not a folder"):
         report([run], tmp_path / "file")
     assert [*files(run)] == ["robustness-generated/robustness.json"] and (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_shells_star_takes_the_tables_of_a_sweep_along(
+    tmp_path: Path, one_figure: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "runs" / "a", fake_result(count=40))
+    table = tmp_path / "runs" / "table.csv"
+    table.write_text("data,net\n")
+    assert command(run, table, "-o", tmp_path / "out") == 0
+    assert f"left out: {table}: no evaluation\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"table.csv is no evaluation: name a run's folder or a robustness.json"):
+        command(table, "-o", tmp_path / "other")
+
+
+def test_the_same_runs_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    fake_runs(tmp_path / "runs", augments=("fcr", "none"), count=40)
+    code = (
+        "import sys; from fastmoll.report import figures, write\n"
+        "figures._OF_RUNS = {x: figures._OF_RUNS[x] for x in ('error_severity', 'polygons', 'ablations')}\n"
+        "write.report([sys.argv[1]], sys.argv[2])"
+    )
+    made = []
+    for seed in ("1", "2"):  # of Python's hashes, on which the order of sets depends
+        words = [sys.executable, "-c", code, str(tmp_path / "runs"), str(tmp_path / seed)]
+        subprocess.run(words, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        made.append(files(tmp_path / seed))
+    assert made[0] == made[1] and {Path(x).suffix for x in made[0]} >= {".md", ".csv", ".tex", ".svg", ".png", ".html"}
 
 
 def test_the_command_is_known_without_loading_what_draws() -> None:

@@ -158,6 +158,20 @@ def test_text_of_figures_is_large_enough_on_a_phone(opened: Page) -> None:
     assert min(widths) * 7 / 72 / 7.2 >= 7
 
 
+def test_a_name_of_300_letters_fits_on_a_phone_and_on_paper(window: Page, tmp_path: Path) -> None:
+    long = "L" * 300
+    value = Number(1.0, 0.1)
+    rows = ((long, long, value), ("short", "b", value))
+    write_page([Table(long, long, ("net", "settings", "error, %"), rows)], [], tmp_path / "long.html")
+    window.view(360)
+    window.open(tmp_path / "long.html")
+    assert window.run("document.documentElement.scrollWidth <= innerWidth")
+    # Its column stays in sight while the others scroll: it must leave room for them.
+    assert window.run("document.querySelector('tbody th').getBoundingClientRect().width") < 240
+    window.view(1046, media="print")
+    assert window.run("document.querySelector('table').getBoundingClientRect().right") <= 1046
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_what_is_behind_it(opened: Page, scheme: str) -> None:
     opened.view(1280, scheme=scheme)

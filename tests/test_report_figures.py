@@ -22,7 +22,7 @@ from fastmoll.report import figures_runs as of_runs
 from fastmoll.report.figures import all_figures
 from fastmoll.report.figures_ablations import ablations, find_sweeps
 from fastmoll.report.runs import Group, group_seeds, read_run
-from fastmoll.report.style import style, write
+from fastmoll.report.style import plain, style, write
 
 pytest.importorskip("matplotlib")
 
@@ -205,6 +205,58 @@ def test_sweeps_are_found_with_the_recipe_among_them_and_joint_ones_stay_one(tmp
     np.testing.assert_allclose(drawn(canvas.axes[0], "corrupted")[:, 1], errors)
 
 
+def test_roles_are_not_joined_by_a_line(tmp_path: Path) -> None:
+    swept: list[dict[str, Any]] = [{"mollify.roles": [1, *roles]} for roles in ((1, 0), (0, 1))]
+    paths = [write_run(tmp_path / str(i), fake_result(count=40, settings=x)) for i, x in enumerate(swept)]
+    with style():
+        canvas, _ = ablations(lines_of(paths))
+    (axes,) = canvas.axes
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    assert axes.get_xlabel() == "roles (clean, noise, blur)"
+
+
+def test_odd_names_are_drawn_and_settings_that_cannot_be_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {name: report_figures._OF_RUNS[name] for name in ("error_severity", "ablations")}
+    monkeypatch.setattr(report_figures, "_OF_RUNS", shown)
+    names = ("a$x_{$", r"\$5\frac$", "🦊猫", "犬", "L" * 300, "<b>&amp;", "../../x")
+    betas = [1, 1], ["a", 2], [1e308, -1], [True, 1]
+    paths = [
+        write_run(
+            tmp_path / f"{i}{j}",
+            fake_result(count=40, data=name, net=name, augment=name, settings={"mollify.beta": beta, name: "$"}),
+        )
+        for i, name in enumerate(names)
+        for j, beta in enumerate(betas)
+    ]
+    figures = [x for x in all_figures(groups_of(paths), tmp_path / "out") if x.png is not None]
+    drawn = [x.png for x in figures if x.png and x.name.startswith(("error_severity", "ablations"))]
+    assert len({*drawn}) == len(drawn) == 2 * len(names)
+    assert {x.parent for x in drawn} == {tmp_path / "out"} and max(len(x.name) for x in drawn) < 255
+
+
+def test_text_of_users_is_no_mathematics_and_signs_without_a_picture_have_numbers() -> None:
+    assert plain("a$b$") == r"a\$b\$"
+    assert plain("猫") != plain("犬") and plain("猫").strip() == "U+732B"
+    assert plain("é–γ") == "é–γ"
+    assert len(plain("a" * 300 + "z")) == 60 and plain("a" * 300 + "z").endswith("z")
+
+
+def test_polygons_have_one_scale_and_grow_with_severity(results: list[Path]) -> None:
+    with style():
+        canvas, _ = of_runs.polygons(lines_of(results))
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in canvas.axes}) == 1
+    assert canvas.axes[0].get_xlim() == canvas.axes[0].get_ylim()
+    sizes = {len(x.get_paths()[0].vertices) - 1: float(x.get_sizes()[0]) for x in canvas.axes[0].collections}
+    assert [sizes[n] for n in range(3, 8)] == sorted(sizes.values())
+    (legend,) = canvas.legends
+    assert [x.get_text() for x in legend.get_texts()] == [
+        *("noise", "blur", "weather", "digital"),
+        *("severity 1", "2", "3", "4", "5"),
+    ]
+
+
 def test_a_run_looks_the_same_in_every_figure_and_as_its_partner(results: list[Path]) -> None:
     groups = groups_of(results)
     looks = {line.group.run.path: line.look for line in of_runs.make_lines(groups, groups)}
@@ -239,6 +291,9 @@ def test_every_figure_is_written_in_both_formats_with_its_source_and_nothing_out
             assert picture.width == 1152
             low, high = np.asarray(picture.convert("L")).min(), np.asarray(picture.convert("L")).max()
             assert low < 100 < 250 < high
+            pixels = np.asarray(picture.convert("L"))
+        edges = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+        assert edges.min() > 200, f"{figure.name} is cut off"
         tree = ElementTree.parse(figure.svg)
         links = [value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")]
         assert all(link.startswith(("#", "data:")) for link in links)
@@ -257,6 +312,7 @@ def test_figures_without_data_are_left_out_with_the_reason(tmp_path: Path) -> No
     figures = {figure.name.split("-")[0]: figure for figure in all_figures(groups_of([foreign]), tmp_path / "out")}
     reasons = {name: figure.caption for name, figure in figures.items() if figure.png is None}
     assert reasons == {
+        "clean_corrupted": "there is nothing to compare the only run with",
         "differences": "no two runs differ in mollification alone",
         "polygons": "no two runs differ in mollification alone",
         "ablations": "no two runs differ in other settings alone",

@@ -102,7 +102,10 @@ def put(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
         (drop("cells", "snow", 4), "cells.snow must be a list of 5 cells"),
         (drop("cells", "snow", 2, "ece_adaptive"), "cells.snow[2].ece_adaptive is missing"),
         (put(None, "cells", "snow", 2), "cells.snow[2] must be an object, got null"),
-        (put(float("nan"), "clean", "nll"), "clean.nll must be a finite number of at least 0, got NaN"),
+        (
+            put(float("nan"), "clean", "nll"),
+            "clean.nll must be a finite number of at least 0 that float32 holds, got NaN",
+        ),
         (put(101, "clean", "error"), "clean.error must be a number from 0 to 100, got 101"),
         (put(1.5, "clean", "ece"), "clean.ece must be a number from 0 to 1, got 1.5"),
         (put(True, "clean", "ece"), "clean.ece must be a number from 0 to 1, got true"),
@@ -119,8 +122,34 @@ def put(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
         (drop("corrupted", "nll"), "corrupted.nll is missing"),
         (put({"value": 80.0}, "mce"), "mce.baseline is missing"),
         (put("yes", "mollify"), 'mollify must be true or false or null, got "yes"'),
-        (put(0.5, "seed"), "seed must be a whole number or null, got 0.5"),
-        (put(0, "size"), "size must be a whole number above 0, got 0"),
+        (put(0.5, "seed"), "seed must be a whole number of 64 bits or null, got 0.5"),
+        (put(0, "size"), "size must be a whole number from 1 to 16384, got 0"),
+        (put(10**400, "size"), "size must be a whole number from 1 to 16384, got 1000"),
+        (put(True, "format"), "format must be 1, the format that this version reads, got true"),
+        (put(-1, "count"), "count must be a whole number from 1 to 2^53, got -1"),
+        (put(1e308, "cells", "fog", 0, "nll"), "cells.fog[0].nll must be a finite number of at least 0 that float32"),
+        (put(10**400, "cells", "fog", 0, "nll"), "cells.fog[0].nll must be a finite number of at least 0 that float32"),
+        (
+            put(float("inf"), "corrupted", "nll"),
+            "corrupted.nll must be a finite number of at least 0 that float32 holds",
+        ),
+        (put("1", "cells", "fog", 4, "ece"), 'cells.fog[4].ece must be a number from 0 to 1, got "1"'),
+        (put(-1, "cells", "fog", 4, "error"), "cells.fog[4].error must be a number from 0 to 100, got -1"),
+        (put(1e308, "clean", "reliability", 3, 1), "clean.reliability must be 15 rows of [samples, sum of confid"),
+        (put(-1, "clean", "reliability", 3, 2), "clean.reliability must be 15 rows of [samples, sum of confid"),
+        (put(0.5, "clean", "reliability", 3, 0), "clean.reliability must be 15 rows of [samples, sum of confid"),
+        (put([1, 1.0, 2], "clean", "reliability", 3), "clean.reliability must be 15 rows of [samples, sum of confid"),
+        (put({"value": 1e308, "baseline": "A"}, "mce"), "mce.value must be a finite number of at least 0 that"),
+        (put("a\nb", "net"), 'net must be text of one line, got "a\\nb"'),
+        (put("\ud800", "data"), 'data must be text of one line, got "\\ud800"'),
+        (put(["x"], "augment"), 'augment must be text of one line or null, got ["x"]'),
+        (put("a\r", "settings", "x"), "settings.x must be a number, text of one line, true, false, null, or a list"),
+        (put(float("nan"), "settings", "x"), "settings.x must be a number, text of one line, true, false, null, or"),
+        (
+            put({"a": [10**400]}, "settings", "x"),
+            "settings.x must be a number, text of one line, true, false, null, or",
+        ),
+        (put(1, "settings", "a\nb"), 'a name in settings must be text of one line, got "a\\nb"'),
     ],
 )
 def test_a_wrong_file_is_refused_by_name_and_key(
@@ -135,12 +164,28 @@ def test_a_wrong_file_is_refused_by_name_and_key(
         read_run(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}"])
 def test_a_file_that_is_no_evaluation_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "robustness.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))} (cannot be read as JSON|must hold an object)"):
         read_run(path)
+
+
+def test_a_cell_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "robustness.json"
+    text = json.dumps(fake_result(count=40))
+    path.write_text(text.replace('"cells": {', '"cells": {"fog": [], ', 1))
+    with pytest.raises(
+        ValueError, match=rf'{re.escape(str(path))} cannot be read as JSON \(key "fog" is there twice\)'
+    ):
+        read_run(path)
+
+
+def test_the_loss_of_a_network_that_diverged_is_read(tmp_path: Path) -> None:
+    content = fake_result(count=40)
+    content["clean"]["nll"] = 3.4e38
+    assert read_run(write_run(tmp_path, content)).clean.nll == 3.4e38
 
 
 # --- seeds ------------------------------------------------------------------------------------------------------------
@@ -237,5 +282,5 @@ def test_a_label_leaves_out_what_all_runs_share_and_names_a_single_role(tmp_path
         "fcr + mollification",
         "fcr + noise alone",
         "fcr + mollification, mollify.beta=1.0,3.0",
-        r"fcr, data.name=\$5\$",  # no mathematics in Matplotlib
+        "fcr, data.name=$5$",
     ]

@@ -16,8 +16,10 @@ import pytest
 from fake_runs import fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
+from fastmoll.markdown import escape_markdown
 from fastmoll.paper import published
 from fastmoll.report.runs import Group, group_seeds, read_run
+from fastmoll.report.style import words
 from fastmoll.report.table import Number, Table, Value, as_text, escape_latex
 from fastmoll.report.tables import all_tables, architectures, benchmark, in_order, make_pairs, paper_check
 
@@ -90,7 +92,9 @@ def test_the_breakdowns_are_means_over_severities_and_corruptions(groups: list[G
     for row, part, group in zip(each, parts, groups, strict=True):
         cells = {name: statistics.fmean(x.error for run in group.runs for x in run.cells[name]) for name in CORRUPTIONS}
         found = {head: x.value for head, x in row.items() if isinstance(x, Number)}
-        assert [*found.values()] == pytest.approx([found["clean"], *cells.values(), statistics.fmean(cells.values())])
+        named = {words(name): error for name, error in cells.items()}
+        assert {head: found[head] for head in named} == pytest.approx(named)
+        assert [*found][:1] == ["clean"] and found["mean"] == pytest.approx(statistics.fmean(cells.values()))
         weather = statistics.fmean(cells[name] for name in ("snow", "frost", "fog", "brightness"))
         assert number(part["weather"]).value == pytest.approx(weather)
         assert number(part["mean"]).value == pytest.approx(found["mean"])
@@ -312,8 +316,8 @@ def test_markdown_is_aligned_escaped_and_rounded() -> None:
         "| name       | count |    error, % |\n"
         "| ---------- | ----: | ----------: |\n"
         "| a_b\\|c & d |     3 | 0.33 ± 0.05 |\n"
-        "| ~^\\{}$     |    10 |        −2.5 |\n"
-        "| ü <x>      |     7 |           – |\n\n"
+        "| \\~^\\\\{}\\$  |    10 |        −2.5 |\n"
+        "| ü \\<x>     |     7 |           – |\n\n"
         "A note on a_b.\n"
     )
 
@@ -353,6 +357,7 @@ def test_latex_is_a_booktabs_table_that_prints_every_character() -> None:
         (Number(-0.04, None, 1, signed=True), "0.0"),
         (Number(3.0, None, 1, signed=True), "+3.0"),
         (Number(-3.0, 0.5, 1), "−3.0 ± 0.5"),
+        (Number(3.4e38, 1.2e37, 3), "3.40e+38 ± 1.20e+37"),
         (None, "–"),
         (7, "7"),
         ("text", "text"),
@@ -378,4 +383,82 @@ def test_every_table_is_written_in_every_format(groups: list[Group]) -> None:
         assert len(pipes) == 2 + len(table.rows) and len({len(line) for line in pipes}) == 1
         read = list(csv.reader(io.StringIO(table.csv())))
         assert len(read) == 1 + len(table.rows) and len({len(row) for row in read}) == 1
-        assert table.latex().count(r" \\") == 1 + len(table.rows)
+        assert_latex(table.latex())
+
+
+def assert_latex(text: str) -> None:
+    """A table that LaTeX takes: every row has as many cells as there are columns, and all that opens closes."""
+    body = re.sub(r"\\[\\{}&%$#_]", lambda x: r"\\" if x[0] == r"\\" else "", text)
+    assert body.count("{") == body.count("}") and body.count("$") % 2 == 0
+    opened = []
+    for what, name in re.findall(r"\\(begin|end)\{(\w+)\}", body):
+        assert what == "begin" or opened.pop() == name
+        if what == "begin":
+            opened.append(name)
+    assert opened == []
+    (columns,) = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", body)
+    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert len(rows) > 1
+    for row in rows:
+        spans = [int(x) for x in re.findall(r"\\multicolumn\{(\d+)\}", row)]
+        assert row.count("&") + 1 + sum(spans) - len(spans) == len(columns), row
+        assert not row.startswith(("[", "*"))
+    for a, b in re.findall(r"\\cmidrule\(lr\)\{(\d+)-(\d+)\}", body):
+        assert 1 < int(a) <= int(b) <= len(columns)
+    assert text.splitlines()[0] == r"% \usepackage{booktabs,graphicx}"
+
+
+def test_tables_in_latex_stand_next_to_the_papers(groups: list[Group]) -> None:
+    tables = all_tables(groups)
+    lines = find(tables, "Benchmark").latex().splitlines()
+    top = lines.index(r"\toprule")
+    names = [re.findall(r"\\multicolumn\{(\d)\}\{c\}\{([^}]*)\}", line) for line in lines]
+    assert names[top + 1] == [("2", r"error, \%"), ("2", "NLL"), ("2", "ECE")]
+    assert lines[top + 3].endswith("clean & corrupted & clean & corrupted & clean & corrupted " + r"\\")
+    lines = find(tables, "Error of each corruption").latex().splitlines()
+    top = lines.index(r"\toprule")
+    for text, width in (("noise", 3), ("blur", 4), ("weather", 4), ("digital", 4)):
+        assert rf"\multicolumn{{{width}}}{{c}}{{{text}}}" in lines[top + 1]
+    heads = [head.strip(" \\") for head in lines[top + 3].split("&")]
+    # Table 2's own order.
+    order = list(dict.fromkeys(cell.images for cell in published(table="2")))[1:16]
+    assert [head.split()[0].lower() for head in heads[-16:-1]] == [x.split("_")[0] for x in order]
+    # Seventeen means ± deviations would not fit side by side: the deviations are below.
+    assert r"{\scriptsize $\pm$ " in lines[top + 6] and r"$\pm$" not in lines[top + 5]
+    each = r"In all rows: data cifar10, net presnet50."
+    assert sum(each in table.latex() for table in tables) >= 5
+
+
+ODD = ("a|b$x_{", "<script>x</script>", r"\input{x}%&#~^_", "../../x", "🦊猫", "L" * 300, "[x] *y* `z` &lt; _q_ --v")
+
+
+def test_odd_names_are_printed_as_they_are_in_every_format() -> None:
+    rows = tuple((name, Number(1.5, 0.25, 1)) for name in ODD)
+    table = Table("Odd", ODD[2], ("data", "error, %"), rows)
+    assert [row[0] for row in csv.reader(io.StringIO(table.csv()))][1:] == [*ODD]
+    text = table.latex()
+    assert_latex(text)
+    assert "LuaLaTeX" in text and "LuaLaTeX" not in TABLE.latex()
+    assert escape_latex("[a] *b* `c` --d") == r"{[}a{]} {*}b{*} \textasciigrave{}c\textasciigrave{} -{}-d"
+    cells = [line[2:].split(" | ")[0].rstrip() for line in table.markdown().splitlines() if line.startswith("|")]
+    # What CommonMark takes away again: a backslash before a sign.
+    assert [re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", cell) for cell in cells[2:]] == [*ODD]
+    assert not any(re.search(r"(?<!\\)[<*`$\[]", cell) for cell in cells[2:])
+    assert escape_markdown("data.batch_size=32 a < b") == r"data.batch_size=32 a \< b"
+
+
+def test_notes_explain_what_frost_is_where_it_stands(tmp_path: Path) -> None:
+    made = groups_of(tmp_path / "a", {"mollify": False}, {})
+    published_ones = groups_of(tmp_path / "b", {"frost": "published"})
+    official = groups_of(tmp_path / "c", {"source": "official"})
+    for groups, said in ((made, "Frost: made means"), (published_ones, "Frost: published means"), (official, None)):
+        for table in all_tables(groups):
+            if table.rows:
+                assert said is None or said in table.note, table.title
+                assert said is not None or "Frost" not in table.note
+
+
+def test_runs_are_in_order_of_the_numbers_in_their_settings(tmp_path: Path) -> None:
+    values = [{"settings": {"mollify.beta": [1, x]}} for x in (10, 2.5, 3)]
+    rows = rows_of(benchmark(groups_of(tmp_path, *values)))
+    assert [row["settings"] for row in rows] == [f"mollify.beta=1,{x}" for x in ("2.5", "3", "10")]

@@ -26,7 +26,7 @@ from fastmoll.paper import published
 from fastmoll.sweep import run as sweep
 from fastmoll.sweep.file import Run, find_file, read_sweep
 from fastmoll.sweep.run import run_sweep, select
-from fastmoll.sweep.table import as_csv, as_markdown, make_rows
+from fastmoll.sweep.table import Row, as_csv, as_markdown, make_rows
 from fastmoll.train.config import parse, parse_small
 
 DIGITS = """
@@ -543,6 +543,20 @@ def test_the_table_is_mean_and_deviation_next_to_the_papers_numbers(paper: list[
     assert (read[3]["mollify"], read[3]["corrupted_set"], read[1]["seeds"]) == ("true", "official", "")
 
 
+def test_the_table_says_how_to_fill_in_a_corrupted_error_that_is_missing(paper: list[Run], tmp_path: Path) -> None:
+    run = select(paper, ["cifar10", "presnet50", "fcr+trivial"])[0]
+    finish(tmp_path / run.name, 0.05)
+    assert "`fastmoll evaluate RUN` adds it" in as_markdown(make_rows([run], tmp_path))
+    finish(tmp_path / run.name, 0.05, corrupted={"error": 0.1, "source": "official"})
+    assert "fastmoll evaluate" not in as_markdown(make_rows([run], tmp_path))
+
+
+def test_names_with_signs_of_markdown_stay_in_their_cells() -> None:
+    row = Row("a|b", "*x*", "<i>", False, "x=$1$", "here", 1, {"error": 1.0})
+    line = as_markdown([row]).splitlines()[2]
+    assert [cell.strip() for cell in line.split(" | ")[:5]] == [r"| a\|b", r"\*x\*", r"\<i>", "no", r"x=\$1\$"]
+
+
 def test_the_table_alone_trains_nothing_and_a_filter_shortens_only_what_is_printed(
     write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -560,7 +574,28 @@ def test_the_table_alone_trains_nothing_and_a_filter_shortens_only_what_is_print
     assert {path.name for path in Path("runs/some").iterdir()} == {"table.md", "table.csv", *names(runs[:2])}
 
 
-@pytest.mark.parametrize("content", ["{}", '{"validation": {"error": 0.1, "nll": NaN, "ece": 0.1}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "{",
+        "[" * 100_000,
+        *(
+            f'{{"validation": {{"error": {error}, "nll": {nll}, "ece": 0.1}}{more}}}'
+            for error, nll, more in (
+                ("0.1", "NaN", ""),
+                ("-1", "1", ""),
+                ("1e308", "1", ""),
+                ("true", "1", ""),
+                ('"0.1"', "1", ""),
+                ("0.1", "1" + "0" * 400, ""),
+                ("0.1", "1", ', "corrupted": {"error": Infinity, "source": "official"}'),
+                ("0.1", "1", ', "corrupted": {"error": 0.1, "source": "a\\nb"}'),
+                ("0.1", "1", ', "corrupted": [0.1]'),
+            )
+        ),
+    ],
+)
 def test_a_result_that_is_none_is_an_error_before_training(
     content: str, write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,13 +65,19 @@ def run(args: argparse.Namespace) -> int:
     from fastmoll.report.runs import find_unfinished
     from fastmoll.report.write import report
 
-    written = report(args.runs, args.out, images=args.images)
+    # A shell's runs/* has the tables of a sweep in it, too.
+    others = [path for path in args.runs if path.is_file() and path.suffix != ".json"]
+    runs = [path for path in args.runs if path not in others]
+    if not runs:
+        raise ValueError(f"{others[0]} is no evaluation: name a run's folder or a robustness.json")
+    written = report(runs, args.out, images=args.images)
     tables = [table for table in written.tables if table.rows]
     figures = [figure for figure in written.figures if figure.png is not None]
     left_out = [(table.title, table.note) for table in written.tables if not table.rows]
     left_out += [(figure.title, figure.caption) for figure in written.figures if figure.png is None]
-    unfinished = [folder for path in args.runs for folder in find_unfinished(path)]
-    lines = [f"left out: {folder}: not all 75 cells are evaluated" for folder in unfinished]
+    unfinished = [folder for path in runs for folder in find_unfinished(path)]
+    lines = [f"left out: {path}: no evaluation" for path in others]
+    lines += [f"left out: {folder}: not all 75 cells are evaluated" for folder in unfinished]
     lines += [f"left out: {title}: {reason}" for title, reason in left_out]
     lines.append(
         f"{len(tables)} tables and {len(figures)} figures in {written.page.parent}; the page is {written.page}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastmoll.report import figures_method as method
 from fastmoll.report import figures_runs as of_runs
 from fastmoll.report.figures_ablations import ablations
-from fastmoll.report.labels import shared_settings
+from fastmoll.report.labels import explain_frost, shared_settings
 from fastmoll.report.runs import Group, image_set
 from fastmoll.report.style import Figure, NothingToShowError, check_matplotlib, slug, style, write
 
@@ -65,7 +65,7 @@ def all_figures(groups: Sequence[Group], out: Path, *, images: str | Path | None
                 lines = of_runs.make_lines(part[:_MOST], groups)
                 more = f" {len(part) - _MOST} more runs are left out." if len(part) > _MOST else ""
                 shared = shared_settings(part[:_MOST])
-                more += f" {shared}" if shared else ""
+                more += "".join(f" {text}" for text in (explain_frost(part[:_MOST]), shared) if text)
                 file = slug(name, where, source, *([net] if net else []))
                 while any(figure.name == file for figure in found):  # two names may differ in signs alone
                     file += "_2"
@@ -112,4 +112,9 @@ def _picture_size(groups: Sequence[Group]) -> int:
 
 
 def _beta(value: Any) -> tuple[float, float] | None:
-    return (float(value[0]), float(value[1])) if isinstance(value, list | tuple) and len(value) == 2 else None
+    """A setting of the temperatures, if it is one that can be drawn."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return None
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) and 0.05 <= x <= 200 for x in value):
+        return None
+    return float(value[0]), float(value[1])

@@ -6,12 +6,12 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Final
 
 from fastmoll.report.figures_runs import MOLLIFY, Drawing, Line, network, over_seeds
-from fastmoll.report.labels import settings_text
+from fastmoll.report.labels import augmentation, settings_text
 from fastmoll.report.runs import CLEAN, Group
-from fastmoll.report.style import COLOURS, NothingToShowError, legend_below, panels
+from fastmoll.report.style import COLOURS, NothingToShowError, legend_below, panels, plain
 
 
 def ablations(lines: Sequence[Line]) -> Drawing:
@@ -36,17 +36,20 @@ def ablations(lines: Sequence[Line]) -> Drawing:
                 [x.mean for x in statistics],
                 None if all(map(math.isnan, deviation)) else deviation,
                 color=colour,
-                linestyle=linestyle,
-                marker="o",
+                linestyle="none" if names == _ROLES else linestyle,  # between kinds there is nothing
+                marker="o" if which is None else "s",
                 label=title,
                 elinewidth=1,
                 capsize=2,
             )
-        place.set_xticks(range(len(members)), ticks)
+        crowded = sum(max(map(len, tick.split("\n"))) + 2 for tick in ticks) > 100 // columns
+        place.set_xticks(range(len(members)), ticks, rotation=90 if crowded else 0)
         run = members[0].group.run
-        place.set_title(", ".join(x for x in (run.net, run.augment) if x), fontsize=8.5)
-        place.set(xlabel=", ".join(name.removeprefix(MOLLIFY) for name in names), ylabel="error, %")
+        place.set_title(plain(", ".join(x for x in (run.net, augmentation(run)) if x), 72 // columns), fontsize=8.5)
+        title = "roles (clean, noise, blur)" if names == _ROLES else ", ".join(x.removeprefix(MOLLIFY) for x in names)
+        place.set(xlabel=plain(title), ylabel="error, %")
         place.margins(x=0.1, y=0.15)
+        place.set_ylim(bottom=min(0.0, place.get_ylim()[0]))
     for place in axes[len(sweeps) :]:
         place.set_visible(False)
     legend_below(canvas, axes[0])
@@ -54,6 +57,7 @@ def ablations(lines: Sequence[Line]) -> Drawing:
     return canvas, f"Error against a setting that was varied with all others as they were. {bars}".strip()
 
 
+_ROLES: Final = (f"{MOLLIFY}roles",)
 Sweep = tuple[tuple[str, ...], list[Line]]
 
 
@@ -113,7 +117,7 @@ def _values(group: Group, names: Sequence[str]) -> str:
     values = {name: settings.get(name, _recipe(name)) for name in names}
     if not own and None in values.values():
         return "recipe"
-    text = ", ".join(_short(value) for value in values.values())
+    text = plain(", ".join(_short(value) for value in values.values()), 24)
     return text if own else f"{text}\n(recipe)"
 
 

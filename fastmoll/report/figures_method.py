@@ -39,6 +39,8 @@ BETAS: Final = ((1.0, 1.0), (1.0, 2.0), (1.0, 3.0), (2.0, 2.0))
 """Temperature distributions that are always drawn; the second is the default."""
 
 _SIGMA_MIN: Final = 0.3
+_OTHERS: Final = 8
+"""Temperature distributions of the runs that are drawn beside these, at most."""
 _DRAWS: Final = 40_000
 _TEMPERATURES: Final = tuple(np.linspace(0.0, 1.0, 21).tolist())
 _SLOPES: Final = (0.5, 1.0, 2.0)
@@ -92,22 +94,26 @@ def temperature_densities(betas: Sequence[tuple[float, float]]) -> Drawing:
     """Densities of Beta(α, β), and how often the package draws each temperature (paper, figure "Temperature
     distributions").
     """
-    chosen = sorted({*BETAS, *betas})
+    others = [beta for beta in dict.fromkeys(betas) if beta not in BETAS]
+    chosen = sorted({*BETAS, *others[:_OTHERS]})
     columns = min(4, len(chosen))
     canvas, axes = panels(math.ceil(len(chosen) / columns), columns, height=1.9, sharey=True)
     grid = np.linspace(0.001, 0.999, 400)
+    # Some densities have no largest value, or one that would flatten the others.
+    top = min(10.0, 1.1 * max(3.0, *(float(beta_distribution.pdf(grid, a, b).max()) for a, b in chosen)))
     for place, (a, b) in zip(axes, chosen, strict=False):
         quantiles = None if a == 1 else beta_quantiles(a, b)
         _, t = draw(torch.arange(_DRAWS), roles=(0, 1, 1), beta=(a, b), quantiles=quantiles)
         place.hist(t.numpy(), bins=40, range=(0, 1), density=True, color=COLOURS[6], alpha=0.6, label="drawn")
         place.plot(grid, beta_distribution.pdf(grid, a, b), color=COLOURS[1], label="density")
-        place.set(title=f"Beta({a:g}, {b:g})", xlim=(0, 1), ylim=(0, 3.3), xticks=[0, 0.5, 1], xlabel="temperature t")
+        place.set(title=f"Beta({a:g}, {b:g})", xlim=(0, 1), ylim=(0, top), xticks=[0, 0.5, 1], xlabel="temperature t")
     for place in axes[len(chosen) :]:
         place.set_visible(False)
     for place in axes[::columns]:
         place.set_ylabel("density")
     legend_below(canvas, axes[0])
     used = " β = 2 with α = 1 is the default: E[t] = 1/3."
+    used += f" {len(others) - _OTHERS} more are left out." if len(others) > _OTHERS else ""
     return canvas, f"Distributions of the temperature, and a histogram of {_DRAWS:,} temperatures as drawn.{used}"
 
 
@@ -210,8 +216,13 @@ def corruption_gallery(pictures: Pictures | None) -> Drawing:
     step = _step(pictures.size)
     part = f"; every {step} pixels one is shown" if step > 1 else ""
     return _cells(
-        {name: [_tile(pictures.corrupted(name, s, 1)[0]) for s in SEVERITIES] for name in CORRUPTIONS},
-        "An image under each corruption, at severities 1 to 5 from left to right, of "
+        {
+            name: [
+                _tile(image) for image in (pictures.images[0], *(pictures.corrupted(name, s, 1)[0] for s in SEVERITIES))
+            ]
+            for name in CORRUPTIONS
+        },
+        "An image under each corruption, from left to right clean and at severities 1 to 5, of "
         f"{pictures.size}×{pictures.size} pixels{part}.",
     )
 
@@ -245,18 +256,21 @@ def spectral_profiles(pictures: Pictures | None) -> Drawing:
                 color=COLOURS[group],
                 alpha=alpha,
                 linewidth=0.6 + 0.3 * severity,
-                label=f"severity {severity}",
             )
         place.set(yscale="log", xlim=(0, 1), xticks=[0, 0.5, 1])
         place.set_title(words(name), color=COLOURS[group])
     for place in axes[::3]:
-        place.set_ylabel("mean change")
+        place.set_ylabel("grey levels")
     for place in axes[-3:]:
         place.set_xlabel("frequency / highest")
+    for severity in SEVERITIES:  # grey, as the colours are those of the groups
+        look: dict[str, Any] = {"color": INK, "alpha": 0.25 + 0.15 * severity, "linewidth": 0.6 + 0.3 * severity}
+        axes[0].plot([], [], label=f"severity {severity}" if severity == 1 else str(severity), **look)
     legend_below(canvas, axes[0])
     return canvas, (
         f"Mean |DCT(corrupted) − DCT(clean)| in grey levels over rings of equal frequency, {pictures.described}; "
-        "thicker lines are higher severities. White noise is a flat line; a falling one is a change of low frequencies."
+        "thicker lines are higher severities, colours are groups of corruptions. White noise is a flat line; a "
+        "falling one is a change of low frequencies."
     )
 
 
@@ -296,6 +310,7 @@ def _cells(rows: dict[str, list[Any]], caption: str, limits: tuple[float, float]
         place.set_title(words(name))
         place.axis("off")
     if limits is not None and shown is not None:
+        canvas.set_size_inches(canvas.get_figwidth(), canvas.get_figheight() + 0.5)
         bar = canvas.colorbar(shown, ax=axes, orientation="horizontal", shrink=0.5, aspect=40)
         ticks = range(math.ceil(limits[0]), math.floor(limits[1]) + 1)
         bar.set_ticks(list(ticks), labels=[f"{10.0**tick:g}" for tick in ticks])

@@ -21,13 +21,14 @@ from fastmoll.report.style import (
     NothingToShowError,
     legend_below,
     panels,
+    plain,
+    square,
     words,
 )
 from fastmoll.report.tables import difference
 from fastmoll.report.tables import make_pairs as pair_groups
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 Drawing = tuple["Canvas", str]
@@ -74,7 +75,7 @@ def make_lines(groups: Sequence[Group], every: Sequence[Group]) -> list[Line]:
         # A marker of another kind where the colours begin anew.
         marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
         look = Look(
-            label.replace(MOLLIFY, "") or "all runs",
+            plain(label.replace(MOLLIFY, "") or "all runs"),
             COLOURS[number % len(COLOURS)],
             marker,
             group.run.mollify is not False,
@@ -104,7 +105,7 @@ def error_severity(lines: Sequence[Line]) -> Drawing:
             statistics = [line.group.statistic(metric, CLEAN)]
             statistics += [line.group.statistic(metric, None, severity) for severity in SEVERITIES]
             mean = np.array([x.mean for x in statistics])
-            place.plot(range(6), mean, **line.look.line)
+            place.plot(range(6), mean, **line.look.line, clip_on=False)
             deviation = np.array([x.deviation or 0.0 for x in statistics])
             if deviation.any():
                 place.fill_between(
@@ -113,8 +114,8 @@ def error_severity(lines: Sequence[Line]) -> Drawing:
         place.set(title=name, xlabel="severity", xticks=range(6), xlim=(-0.15, 5.15))
         place.set_ylim(bottom=0)
     legend_below(canvas, axes[0])
-    plain = any(not line.look.mollified for line in lines)
-    dashed = "Dashed lines and open markers: without mollification." if plain else ""
+    dashes = any(not line.look.mollified for line in lines)
+    dashed = "Dashed lines and open markers: without mollification." if dashes else ""
     return canvas, (
         "Means over the 15 corruptions at each severity; severity 0 is clean images. "
         f"{over_seeds(lines, 'Bands')}{dashed}"
@@ -123,6 +124,8 @@ def error_severity(lines: Sequence[Line]) -> Drawing:
 
 def clean_corrupted(lines: Sequence[Line]) -> Drawing:
     """Corrupted against clean error, NLL and ECE, arrows from without to with mollification (paper, figure 5)."""
+    if len(lines) == 1:
+        raise NothingToShowError("there is nothing to compare the only run with")
     canvas, axes = panels(1, 3, height=2.7)
     for place, (metric, name) in zip(axes, _METRICS.items(), strict=True):
         for line in lines:
@@ -140,18 +143,20 @@ def clean_corrupted(lines: Sequence[Line]) -> Drawing:
             arrow = {"arrowstyle": "->", "color": pair[1].look.colour, "shrinkA": 5, "shrinkB": 5, "alpha": 0.7}
             place.annotate("", end, start, arrowprops=arrow)
         place.set(title=name, xlabel="clean", ylabel="corrupted")
-        _diagonal(place)
+        place.margins(0.12)
+        square(place)
     legend_below(canvas, axes[0])
     arrows = " Arrows go from runs without to those with mollification." if make_pairs(lines) else ""
     return canvas, (
-        f"Clean images against the mean over the 75 corrupted cells; on the dotted line both are equal.{arrows} "
-        f"{over_seeds(lines, 'Bars')}"
+        "Mean over the 75 corrupted cells against clean images; on the dotted line, where it is in sight, both are "
+        f"equal. The axes do not begin at zero.{arrows} {over_seeds(lines, 'Bars')}"
     ).strip()
 
 
 def radar(lines: Sequence[Line]) -> Drawing:
     """Error under each corruption, mean over severities, as polygons."""
     from matplotlib.projections.polar import PolarAxes
+    from matplotlib.ticker import MaxNLocator
 
     pairs = make_pairs(lines)
     shown = _panels_of(lines, pairs) if pairs else [list(lines)]
@@ -161,23 +166,38 @@ def radar(lines: Sequence[Line]) -> Drawing:
     canvas, axes = panels(math.ceil(len(shown) / columns), columns, height=4.4 if columns == 1 else 3.4, polar=True)
     angle = np.linspace(0, 2 * np.pi, len(CORRUPTIONS), endpoint=False)
     top = max(x.group.statistic("error", name).mean for members in shown for x in members for name in CORRUPTIONS)
+    top = max(top, 1e-9)
+    # Not at the circle, whose line would run through the number.
+    ticks = [tick for tick in MaxNLocator(4).tick_values(0, top) if 0 < tick < 0.95 * top]
     for place, members in zip(axes, shown, strict=False):
         for line in members:
             values = [line.group.statistic("error", name).mean for name in CORRUPTIONS]
             place.plot([*angle, angle[0]], [*values, values[0]], **line.look.line | {"markersize": 3})
             place.fill(angle, values, color=line.look.colour, alpha=0.08)
         place.set_xticks(angle, [words(name).replace(" ", "\n") for name in CORRUPTIONS], fontsize=7)
-        place.tick_params("x", pad=4)
+        place.tick_params("x", pad=1)
+        for name, turn in zip(place.get_xticklabels(), angle, strict=True):
+            # Beside the circle, not over it.
+            name.set_horizontalalignment(
+                "center" if abs(np.cos(turn)) < 0.2 else "left" if np.cos(turn) > 0 else "right"
+            )
         assert isinstance(place, PolarAxes)
         place.set_rlabel_position(180 / len(CORRUPTIONS))  # between two spokes
-        place.tick_params("y", labelsize=7)
         place.set_ylim(0, top * 1.05)
+        place.set_yticks(ticks, [f"{tick:g} %" for tick in ticks])
+        place.tick_params("y", labelsize=7)
+        for number in place.get_yticklabels():  # readable over a line
+            number.set_bbox({"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.3})
         place.grid(color="#d0d0d0")
     for place in axes[len(shown) :]:
         place.set_visible(False)
     legend_below(canvas, *axes[: len(shown)])
     more = f" {left_out} more have no panel." if left_out > 0 else ""
-    return canvas, f"Error (%) under each corruption, mean over the five severities; one scale for all.{more}"
+    panel = " A panel for each training, with and without mollification." if len(shown) > 1 else ""
+    return canvas, (
+        f"Error (%) under each corruption, mean over the five severities{_and_seeds(lines)}; one scale for all, "
+        f"from zero in the middle.{panel}{more}"
+    )
 
 
 def polygons(lines: Sequence[Line]) -> Drawing:
@@ -186,38 +206,66 @@ def polygons(lines: Sequence[Line]) -> Drawing:
     """
     pairs = _needed_pairs(lines)
     left_out, pairs = len(pairs) - _PANELS, pairs[:_PANELS]
-    columns = min(3, len(pairs))
+    columns = 2 if len(pairs) in (2, 4) else min(3, len(pairs))
     rows = math.ceil(len(pairs) / columns)
-    canvas, axes = panels(rows, columns, height=3.6 if columns == 1 else 6.6 / columns + 0.2)
+    height = 4.2 if columns == 1 else 6.6 / columns + 0.2
+    canvas, axes = panels(rows, columns, height=height, sharex=True, sharey=True)
     for place, (without, mollified) in zip(axes, pairs, strict=False):
-        for colour, (group, names) in zip(COLOURS, GROUPS.items(), strict=False):
-            for severity in SEVERITIES:
+        for colour, names in zip(COLOURS, GROUPS.values(), strict=False):
+            # Small ones last: they would be hidden.
+            for severity in SEVERITIES[::-1]:
                 x, y = (
                     [line.group.statistic("error", name, severity).mean for name in names]
                     for line in (without, mollified)
                 )
-                label = group if severity == SEVERITIES[-1] else None
-                place.scatter(
-                    *(x, y),
-                    s=40 - 4 * columns,
-                    color=colour,
-                    marker=(severity + 2, 0, 0),
-                    alpha=0.75,
-                    linewidth=0.5,
-                    edgecolor="white",
-                    label=label,
-                )
+                place.scatter(x, y, color=colour, **_polygon(severity))
         place.set_title(textwrap.fill(mollified.look.label, 72 // columns), fontsize=8.5)
-        place.set(xlabel="error without, %", ylabel="error with, %", aspect="equal")
-        _diagonal(place)
-    for place in axes[len(pairs) :]:
-        place.set_visible(False)
-    legend_below(canvas, axes[0])
+    every = [x for pair in pairs for line in pair for x in _errors(line)]
+    margin = 0.05 * (max(every) - min(every)) + 0.5
+    limits = (min(every) - margin, max(every) + margin)
+    axes[0].set(xlim=limits, ylim=limits)  # of all panels
+    for place in axes:
+        place.set_aspect("equal")
+    for number, place in enumerate(axes):
+        if number >= len(pairs):
+            place.set_visible(False)
+            continue
+        if number % columns == 0:
+            place.set_ylabel("error with, %")
+        if number + columns >= len(pairs):  # the last of its column
+            place.set_xlabel("error without, %")
+            place.tick_params(labelbottom=True)
+        square(place)
+    # Outside of the panels: what colours and shapes mean.
+    for colour, family in zip(COLOURS, GROUPS, strict=False):
+        axes[0].plot([], [], "s", color=colour, label=family)
+    for severity in SEVERITIES:
+        look = _polygon(severity)
+        axes[0].plot(
+            *([], []),
+            marker=look["marker"],
+            markersize=look["s"] ** 0.5,
+            color=INK,
+            linestyle="none",
+            label=f"severity {severity}" if severity == 1 else f"{severity}",
+        )
+    legend_below(canvas, axes[0], columns=len(GROUPS) + len(SEVERITIES))
     more = f" {left_out} more pairs have no panel." if left_out > 0 else ""
     return canvas, (
-        "Each polygon is a corruption at a severity, from triangles (1) to heptagons (5): error with mollification "
-        f"against error without. Below the dotted line mollification helps.{more}"
+        "Each polygon is a corruption at a severity, from small triangles (1) to large heptagons (5): error with "
+        f"mollification against error without, mean over seeds where there are several. Below the dotted line "
+        f"mollification helps.{more}"
     )
+
+
+def _errors(line: Line) -> list[float]:
+    return [line.group.statistic("error", name, severity).mean for name in CORRUPTIONS for severity in SEVERITIES]
+
+
+def _polygon(severity: int) -> dict[str, Any]:
+    """How the marks of a severity look: more corners and larger, since a pentagon and a hexagon are much alike."""
+    side = 3.0 + 1.3 * severity
+    return {"marker": (severity + 2, 0, 0), "s": side**2, "alpha": 0.7, "linewidth": 0.5, "edgecolor": "white"}
 
 
 def differences(lines: Sequence[Line]) -> Drawing:
@@ -225,14 +273,16 @@ def differences(lines: Sequence[Line]) -> Drawing:
     pairs = _needed_pairs(lines)
     rows: list[tuple[str, str | None]] = [("clean", CLEAN), *((words(name), name) for name in CORRUPTIONS)]
     rows.append(("mean", None))
-    canvas, (axes,) = panels(height=5.2)
-    step = 0.7 / len(pairs)
+    # So much that marks of a row don't hide each other; with very many pairs they are smaller instead.
+    canvas, (axes,) = panels(height=min(9.5, max(5.2, 0.6 + len(rows) * (0.12 + 0.08 * len(pairs)))))
+    step = 0.8 / len(pairs)
+    size = min(5.0, 0.75 * 72 * (canvas.get_figheight() - 0.6) / len(rows) / len(pairs))
     for number, (without, mollified) in enumerate(pairs):
         change = [difference(without.group, mollified.group, "error", place) for _, place in rows]
         spread = [x.deviation for x in change if x.deviation is not None]  # of all rows, or unknown
         height = np.arange(len(rows)) + (number - (len(pairs) - 1) / 2) * step
         look = mollified.look.line | {"linestyle": "none"}
-        axes.errorbar([x.mean for x in change], height, xerr=spread or None, elinewidth=1, **look)
+        axes.errorbar([x.mean for x in change], height, xerr=spread or None, elinewidth=1, **look, markersize=size)
     edges = np.cumsum([1, *map(len, GROUPS.values())]) - 0.5
     for edge in edges:
         axes.axhline(edge, color="#b0b0b0", linewidth=0.8)
@@ -250,7 +300,7 @@ def differences(lines: Sequence[Line]) -> Drawing:
 
 def reliability(lines: Sequence[Line]) -> Drawing:
     """Accuracy against confidence in 15 bins, for clean and for all corrupted images."""
-    canvas, axes = panels(1, 2, height=3.5, sharex=True, sharey=True)
+    canvas, axes = panels(1, 2, height=4.2, sharex=True, sharey=True)
     for place, title in zip(axes, ("clean", "corrupted, all 75 cells"), strict=True):
         for line in lines:
             clean = title == CLEAN
@@ -262,8 +312,8 @@ def reliability(lines: Sequence[Line]) -> Drawing:
             count, confidence, right = np.array([cell.reliability for cell in cells], np.float64).sum(0).T
             some = count >= _FEW
             place.plot(confidence[some] / count[some], right[some] / count[some], **line.look.line)
-        place.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":")
-        place.set(title=title, xlabel="confidence", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        place.set(title=title, xlabel="confidence", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
+        square(place)
     axes[0].set_ylabel("accuracy")
     legend_below(canvas, axes[0])
     return canvas, (
@@ -285,7 +335,5 @@ def over_seeds(lines: Sequence[Line], name: str, which: str = "over seeds") -> s
     return f"{name}: ± the standard deviation {which}. " if any(len(line.group.runs) > 1 for line in lines) else ""
 
 
-def _diagonal(axes: Axes) -> None:
-    ends = (*axes.get_xlim(), *axes.get_ylim())
-    low, high = max(0.0, min(ends)), max(ends)
-    axes.plot([low, high], [low, high], color=INK, linewidth=1, linestyle=":", zorder=0)
+def _and_seeds(lines: Sequence[Line]) -> str:
+    return " and seeds" if any(len(line.group.runs) > 1 for line in lines) else ""

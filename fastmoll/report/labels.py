@@ -9,6 +9,10 @@ from typing import Any, Final
 from fastmoll.paper import paper_mollification
 from fastmoll.report.runs import Group, RunResult, image_set
 
+_FROST: Final = {
+    "made": "Frost: made means that the frost is of textures that fastmoll makes, not of the published photographs.",
+    "published": "Frost: published means that the frost is of the published photographs.",
+}
 _ALONE: Final = {"noise": "noise alone", "blur": "blur alone"}
 
 
@@ -18,8 +22,7 @@ def labels(groups: Sequence[Group]) -> list[str]:
     differing = {key for key in (parts[0] if parts else ()) if len({part[key] for part in parts}) > 1}
     known = any(group.run.augment is not None or group.run.mollify is not None for group in groups)
     shown = differing | ({"training"} if known else {"net"})
-    names = [", ".join(text for key, text in part.items() if key in shown and text) for part in parts]
-    return [name.replace("$", r"\$") for name in names]  # Matplotlib would take what follows for mathematics
+    return [", ".join(text for key, text in part.items() if key in shown and text) for part in parts]
 
 
 def differing_settings(groups: Sequence[Group]) -> list[str]:
@@ -64,7 +67,18 @@ def training(run: RunResult) -> str:
     """Augmentation and mollification, ``"fcr+trivial + mollification"``; empty where neither is known."""
     unknown = "mollification unknown" if run.augment else ""
     mollify = {None: unknown, "no": "", "yes": "mollification"}.get(kind := mollification(run), kind)
-    return " + ".join(filter(None, (run.augment, mollify)))
+    return " + ".join(filter(None, (augmentation(run), mollify)))
+
+
+def augmentation(run: RunResult) -> str | None:
+    """The augmentation in words, ``"no augmentation"`` where it is ``"none"``; None: unknown."""
+    return "no augmentation" if run.augment == "none" else run.augment
+
+
+def explain_frost(groups: Sequence[Group]) -> str:
+    """What ``frost: ...`` beside corrupted images means: a sentence for each that occurs; official ones need none."""
+    found = {group.run.frost for group in groups}
+    return " ".join(text for name, text in _FROST.items() if name in found)
 
 
 def _shared(groups: Sequence[Group]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from PIL import Image
 
 from fastmoll.output import replacing
 from fastmoll.report.style import Figure, listed, slug
-from fastmoll.report.table import NONE, Table, as_text
+from fastmoll.report.table import Table, as_text
 
 _UPRIGHT: Final = 115  # letters that a table may be wide on an upright page; others are printed across
+_LONGEST: Final = 40  # letters of a word that is not broken into lines
 _DOTS_PER_PIXEL: Final = 1.6  # figures are written at 160 dots an inch, a page has 96 pixels an inch
 
 
@@ -77,20 +78,16 @@ def _table(table: Table, anchors: _Anchors) -> dict[str, Any]:
     # Where a number must be broken into two lines, then before its "±".
     texts = [[as_text(cell).replace("± ", "±\N{NO-BREAK SPACE}") for cell in row] for row in table.rows]
     # What is the same in all rows stands above them: a phone's width is for what differs.
-    common = [
-        place
-        for place, name in enumerate(table.columns)
-        if len(texts) > 1 and not table.numeric(place) and len({row[place] for row in texts}) == 1
-    ]
-    shown = [place for place in range(len(table.columns)) if place not in common]
-    said = [f"{table.columns[place]} {texts[0][place]}" for place in common if texts[0][place] != NONE]
-    across = sum(2 + max(len(part) for text in column for part in text) for column in _words(table, texts, shown))
+    shown, common = table.split()
+    widths = [max(len(part) for text in column for part in text) for column in _words(table, texts, shown)]
+    across = sum(2 + width for width in widths)
     return {
         "anchor": anchors.new(table.title),
         "title": table.title,
         "wide": across > _UPRIGHT,
+        "long": max(widths) > _LONGEST,
         "note": table.note,
-        "common": f"In all rows: {', '.join(said)}." if said else "",
+        "common": common,
         "columns": [{"name": table.columns[place], "number": table.numeric(place)} for place in shown],
         "rows": [[row[place] for place in shown] for row in texts],
     }

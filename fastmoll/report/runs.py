@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ METRICS: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100")
 CLEAN: Final = "clean"
 _FILE: Final = "robustness.json"
 _MEANS: Final = ("error", "nll", "ece", "ece_batch100")
+_LARGEST: Final = 3.5e38  # just above what float32, in which losses are, holds
+_EXACT: Final = 2**53  # up to here whole numbers are numbers of float64, too
+_SIDE: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -245,10 +249,25 @@ def read_run(folder: str | Path) -> RunResult:
             f"{folder} has {1 + len(others)} evaluations: name one ({path.parent}, {others[0].parent}, ...)"
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return _Reader(path).result(_load(path))
+    except RecursionError as error:
+        raise ValueError(f"{path} cannot be read as JSON (too deeply nested)") from error
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error})") from error
-    return _Reader(path).result(content)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are all different: of two values for one, JSON would silently take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"key {json.dumps(twice)} is there twice")
+    return found
 
 
 @dataclass(frozen=True)
@@ -262,29 +281,52 @@ class _Kind:
         return _Kind(f"{self.words} or null", lambda x: x is None or self.test(x))
 
 
-def _is_whole(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+def _is_whole(x: object, low: int = -(2**63), high: int = 2**64) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and low <= x <= high
 
 
-def _is_amount(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < math.inf
+def _is_amount(x: object, high: float = _LARGEST) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= high
 
 
-_WHOLE: Final = _Kind("a whole number", _is_whole)
-_POSITIVE: Final = _Kind("a whole number above 0", lambda x: _is_whole(x) and x > 0)
-_AMOUNT: Final = _Kind("a finite number of at least 0", _is_amount)
-_PERCENT: Final = _Kind("a number from 0 to 100", lambda x: _is_amount(x) and x <= 100)
-_FRACTION: Final = _Kind("a number from 0 to 1", lambda x: _is_amount(x) and x <= 1 + 1e-9)
-_TEXT: Final = _Kind("text", lambda x: isinstance(x, str) and x != "")
+def _is_line(x: object) -> bool:
+    """Text without line breaks, other control characters, and halves of characters that no file can hold."""
+    return isinstance(x, str) and not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in x)
+
+
+def _is_plain(x: object) -> bool:
+    """A setting's value that can be compared and printed."""
+    if isinstance(x, dict):
+        return all(_is_line(key) and _is_plain(value) for key, value in x.items())
+    if isinstance(x, list):
+        return all(map(_is_plain, x))
+    if isinstance(x, float):
+        return not math.isnan(x)
+    return x is None or isinstance(x, bool) or _is_whole(x) or _is_line(x)
+
+
+def _is_bin(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 3 or not all(map(_is_amount, row)):
+        return False
+    samples, confidence, right = row
+    # The confidences are a sum of rounded numbers.
+    whole = all(x % 1 == 0 for x in (samples, right))
+    return whole and bool(right <= samples and confidence <= samples * (1 + 1e-6))
+
+
+_WHOLE: Final = _Kind("a whole number of 64 bits", _is_whole)
+_COUNT: Final = _Kind("a whole number from 1 to 2^53", lambda x: _is_whole(x, 1, _EXACT))
+_PIXELS: Final = _Kind(f"a whole number from 1 to {_SIDE}", lambda x: _is_whole(x, 1, _SIDE))
+_AMOUNT: Final = _Kind("a finite number of at least 0 that float32 holds", _is_amount)
+_PERCENT: Final = _Kind("a number from 0 to 100", lambda x: _is_amount(x, 100))
+_FRACTION: Final = _Kind("a number from 0 to 1", lambda x: _is_amount(x, 1 + 1e-9))
+_TEXT: Final = _Kind("text of one line", lambda x: x != "" and _is_line(x))
+_PLAIN: Final = _Kind("a number, text of one line, true, false, null, or a list or an object of these", _is_plain)
 _FLAG: Final = _Kind("true or false", lambda x: isinstance(x, bool))
 _OBJECT: Final = _Kind("an object", lambda x: isinstance(x, dict))
 _BINS: Final = _Kind(
-    "15 rows of [samples, sum of confidences, right ones]",
-    lambda rows: (
-        isinstance(rows, list)
-        and len(rows) == 15
-        and all(isinstance(row, list) and len(row) == 3 and all(map(_is_amount, row)) for row in rows)
-    ),
+    "15 rows of [samples, sum of confidences, right ones], the last two at most the first",
+    lambda rows: isinstance(rows, list) and len(rows) == 15 and all(map(_is_bin, rows)),
 )
 _CELL: Final = {
     "error": _PERCENT,
@@ -315,8 +357,8 @@ class _Reader:
     def result(self, content: Any) -> RunResult:
         if not isinstance(content, dict):
             raise ValueError(f"{self.path} must hold an object, got {type(content).__name__}")
-        self.take(content, "format", _Kind("1, the format that this version reads", lambda x: x == 1))
-        count = self.take(content, "count", _POSITIVE)
+        self.take(content, "format", _Kind("1, the format that this version reads", lambda x: _is_whole(x, 1, 1)))
+        count = self.take(content, "count", _COUNT)
         cells = self.take(content, "cells", _OBJECT)
         missing = [name for name in CORRUPTIONS if name not in cells]
         if missing:
@@ -327,6 +369,11 @@ class _Reader:
         if mce is not None:
             self.take(mce, "value", _AMOUNT, "mce.")
             self.take(mce, "baseline", _TEXT, "mce.")
+        settings = self.take(content, "settings", _OBJECT)
+        for name in settings:
+            if not _is_line(name):
+                self.fail("a name in settings", "text of one line", name)
+            self.take(settings, name, _PLAIN, "settings.")
         source = self.take(content, "source", _Kind("generated or official", lambda x: x in ("generated", "official")))
         textures = ("published", "made") if source == "generated" else (None,)
         words = "published or made" if source == "generated" else "null for official images"
@@ -335,13 +382,13 @@ class _Reader:
             source=source,
             frost=self.take(content, "frost", _Kind(words, lambda x: x in textures)),
             data=self.take(content, "data", _TEXT),
-            size=self.take(content, "size", _POSITIVE),
-            num_classes=self.take(content, "num_classes", _POSITIVE),
+            size=self.take(content, "size", _PIXELS),
+            num_classes=self.take(content, "num_classes", _COUNT),
             net=self.take(content, "net", _TEXT),
             augment=self.take(content, "augment", _TEXT | None),
             mollify=self.take(content, "mollify", _FLAG | None),
             seed=self.take(content, "seed", _WHOLE | None),
-            settings=self.take(content, "settings", _OBJECT),
+            settings=settings,
             checkpoint=self.take(content, "checkpoint", _TEXT),
             count=count,
             clean=self.cell(self.take(content, CLEAN, _OBJECT), CLEAN, count),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#333333", "#8c6d0
 """Told apart with any colour vision: Okabe and Ito's, without the yellow, too light for lines on white."""
 
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LONGEST: Final = 60  # letters of a part of a file name: all together have 255 at most
 _ACROSS: Final = 78  # letters of a legend beside each other, at most
 INK: Final = "#333333"
 MAP: Final = "viridis"
@@ -155,21 +157,38 @@ def panels(
     return canvas, list(axes.flat)
 
 
-def legend_below(canvas: Canvas, *axes: Axes) -> None:
-    """One legend for all panels, below them, of what ``axes`` show; the figure grows by its height."""
+def legend_below(canvas: Canvas, *axes: Axes, columns: int | None = None) -> None:
+    """One legend for all panels, below them, of what ``axes`` show; the figure grows by its height.
+
+    Args:
+        canvas: Figure.
+        axes: Panels.
+        columns: Columns of a legend of short names and marks; None: as many as fit.
+    """
+    marks: dict[str, Any] = {} if columns is None else {"handlelength": 1.0, "handletextpad": 0.3, "columnspacing": 1.0}
     found = {label: handle for place in axes for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
     labels, handles = [*found], [*found.values()]
     if handles:
-        columns = next(n for n in range(min(5, len(labels)), 0, -1) if n == 1 or _letters(labels, n) <= _ACROSS)
+        if columns is None:
+            columns = next(n for n in range(min(5, len(labels)), 0, -1) if n == 1 or _letters(labels, n) <= _ACROSS)
         width, height = canvas.get_size_inches()
-        canvas.set_size_inches(width, height + 0.2 * math.ceil(len(labels) / columns))
-        canvas.legend(handles, labels, loc="outside lower center", ncols=columns)
+        canvas.set_size_inches(width, height + 0.1 + 0.2 * math.ceil(len(labels) / columns))
+        canvas.legend(handles, labels, loc="outside lower center", ncols=columns, **marks)
 
 
 def _letters(labels: Sequence[str], columns: int) -> int:
     """Width of a legend in letters; its columns are filled one after the other, and each has its line or marker."""
     rows = math.ceil(len(labels) / columns)
     return sum(max(map(len, labels[i : i + rows])) + 8 for i in range(0, len(labels), rows))
+
+
+def square(axes: Axes) -> None:
+    """A dotted line where both coordinates are equal, as far as it is in the panel, whose limits stay."""
+    low, high = max(0.0, axes.get_xlim()[0], axes.get_ylim()[0]), min(axes.get_xlim()[1], axes.get_ylim()[1])
+    limits = (axes.get_xlim(), axes.get_ylim())
+    if high - low > 0.15 * min(b - a for a, b in limits):  # not a stub in a corner
+        axes.plot([low, high], [low, high], color=INK, linewidth=1, linestyle=":", zorder=0)
+        axes.set(xlim=limits[0], ylim=limits[1])
 
 
 def write(canvas: Canvas, folder: Path, name: str) -> tuple[Path, Path]:
@@ -188,8 +207,31 @@ def write(canvas: Canvas, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def slug(*parts: object) -> str:
-    """Parts of a file name, in characters that every system takes."""
-    return "-".join(re.sub(r"[^a-z0-9]+", "_", str(part).lower()).strip("_") for part in parts)
+    """Parts of a file name, in characters that every system takes, and no longer than that either."""
+    return "-".join(re.sub(r"[^a-z0-9]+", "_", str(part).lower()).strip("_")[:_LONGEST] for part in parts)
+
+
+def plain(text: str, longest: int = 60) -> str:
+    """A user's text as Matplotlib prints it: no mathematics, and no more of it than fits.
+
+    Signs that the figures' font lacks are printed by their number: boxes would make two names one.
+
+    Args:
+        text: The text.
+        longest: Letters to print; the middle of a longer one is left out, since names differ at their ends.
+    """
+    known = _known_signs()
+    text = "".join(sign if ord(sign) in known else f"U+{ord(sign):04X} " for sign in text)
+    if len(text) > longest:
+        text = f"{text[: longest - longest // 2 - 1]}…{text[-(longest // 2) :]}"
+    return text.replace("$", r"\$")
+
+
+@cache
+def _known_signs() -> frozenset[int]:
+    from matplotlib import font_manager
+
+    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
 
 
 def words(name: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final
 
+from fastmoll.markdown import escape_markdown
 from fastmoll.report.runs import Statistic
 from fastmoll.report.style import slug
 
@@ -21,11 +23,22 @@ _LATEX: Final = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    "[": "{[}",  # else the length of a line break, where a row begins with it
+    "]": "{]}",
+    "*": "{*}",
+    "`": r"\textasciigrave{}",
     "±": r"$\pm$",
+    "×": r"$\times$",
     "−": "$-$",
     "–": "--",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
+
+
+_LARGE: Final = 1e6
+_LATIN: Final = 0x17F  # pdfLaTeX prints letters up to here as they are
+_BESIDE: Final = 10  # more columns of mean ± deviation would be too small to read across a page
+_BLOCKS: Final = ("data", "net")
 
 
 @dataclass(frozen=True)
@@ -52,12 +65,22 @@ class Number:
         return cls(statistic.mean, statistic.deviation, digits, signed)
 
     def __str__(self) -> str:
-        text = f"{self.value:{'+' if self.signed else ''}.{self.digits}f}"
+        text = f"{self.value:{'+' if self.signed else ''}{_form(self.value, self.digits)}}"
         if float(text) == 0:
             text = text.lstrip("+-")  # a difference that rounds to none has no sign
         text = text.replace("-", "−")
+        return text if self.deviation is None else f"{text} ± {self.spread}"
+
+    @property
+    def spread(self) -> str:
+        """The standard deviation, as it is shown; empty where there is none."""
         digits = self.digits if self.deviation_digits is None else self.deviation_digits
-        return text if self.deviation is None else f"{text} ± {self.deviation:.{digits}f}"
+        return "" if self.deviation is None else f"{self.deviation:{_form(self.deviation, digits)}}"
+
+
+def _form(value: float, digits: int) -> str:
+    """How a figure is written: the loss of a network that diverged would have more digits than anybody reads."""
+    return f".{digits}f" if abs(value) < _LARGE else ".2e"
 
 
 Value = str | int | Number | None
@@ -78,6 +101,8 @@ class Table:
         note: What the figures are; a table without rows says here why.
         columns: Head of each column, all different.
         rows: Cells of each row.
+        heads: For some columns, a head of two lines: one that neighbours share, and one of their own. LaTeX has it, for
+            tables as the paper's are; by the name of the column.
 
     Raises:
         ValueError: a row is longer or shorter than the head, or two columns have one name.
@@ -87,6 +112,7 @@ class Table:
     note: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
+    heads: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len({*self.columns}) != len(self.columns):
@@ -105,9 +131,20 @@ class Table:
         cells = [row[column] for row in self.rows if row[column] is not None]
         return bool(cells) and all(isinstance(cell, int | Number) for cell in cells)
 
+    def split(self) -> tuple[list[int], str]:
+        """Columns to show where width is dear, and a sentence on the text columns that are the same in all rows."""
+        common = [
+            place
+            for place in range(len(self.columns))
+            if len(self.rows) > 1 and not self.numeric(place) and len({as_text(row[place]) for row in self.rows}) == 1
+        ]
+        said = [f"{self.columns[x]} {as_text(self.rows[0][x])}" for x in common if self.rows[0][x] is not None]
+        shown = [place for place in range(len(self.columns)) if place not in common]
+        return shown, f"In all rows: {', '.join(said)}." if said else ""
+
     def markdown(self) -> str:
         """Heading, pipe table and note, for reading as it is too."""
-        lines = [[cell.replace("|", "\\|") for cell in line] for line in (self.columns, *self._texts())]
+        lines = [[*map(escape_markdown, line)] for line in (self.columns, *self._texts())]
         right = [self.numeric(column) for column in range(len(self.columns))]
         widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
         padded = [
@@ -121,7 +158,8 @@ class Table:
             1, ["-" * (width - to_right) + ":" * to_right for width, to_right in zip(widths, right, strict=True)]
         )
         table = ["| " + " | ".join(line) + " |" for line in padded]
-        return "\n".join([f"## {self.title}", "", *([*table, ""] if self.rows else []), self.note, ""])
+        head, note = map(escape_markdown, (self.title, self.note))
+        return "\n".join([f"## {head}", "", *([*table, ""] if self.rows else []), note, ""])
 
     def csv(self) -> str:
         """Unrounded, standard deviations in columns of their own, empty where there is no figure."""
@@ -134,32 +172,81 @@ class Table:
         return text.getvalue()
 
     def latex(self) -> str:
-        """A ``table`` environment of the package booktabs; graphicx fits one that is wider than the text into it."""
-        align = "".join("r" if self.numeric(column) else "l" for column in range(len(self.columns)))
-        head, *body = [" & ".join(map(escape_latex, line)) + r" \\" for line in (self.columns, *self._texts())]
-        return "\n".join(
-            [
-                r"% \usepackage{booktabs,graphicx}",
-                r"\begin{table}",
-                r"\centering",
-                rf"\caption{{{escape_latex(self.title)}. {escape_latex(self.note)}}}",
-                rf"\label{{tab:{self.name}}}",
-                r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-                rf"\begin{{tabular}}{{{align}}}",
-                r"\toprule",
-                head,
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"}",
-                r"\end{table}",
-                "",
-            ]
-        )
+        """A ``table`` environment of the package booktabs; graphicx fits one that is wider than the text into it.
+
+        Columns as in the paper: heads of two lines; text that all rows share is in the caption; a rule before each new
+        data set or network; standard deviations below the means where there are many.
+        """
+        shown, common = self.split()
+        align = "".join("r" if self.numeric(column) else "l" for column in shown)
+        heads = [self.heads.get(self.columns[column], ("", self.columns[column])) for column in shown]
+        below = sum(any(_deviation(row[x]) is not None for row in self.rows) for x in shown) > _BESIDE
+        body: list[str] = []
+        blocks = [column for column in shown if self.columns[column] in _BLOCKS]
+        before: list[Value] = []
+        for row in self.rows:
+            block = [row[column] for column in blocks]
+            if body and block != before:
+                body.append(r"\midrule")
+            before = block
+            body.append(_latex_row([as_text(_alone(row[column]) if below else row[column]) for column in shown]))
+            if below and any(_deviation(row[column]) is not None for column in shown):
+                body.append(_latex_spread([row[column] for column in shown]))
+        caption = " ".join(filter(None, (f"{self.title}.", common, self.note)))
+        lines = [
+            r"% \usepackage{booktabs,graphicx}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escape_latex(caption)}}}",
+            rf"\label{{tab:{self.name}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            rf"\begin{{tabular}}{{{align}}}",
+            r"\toprule",
+            *_latex_groups([group for group, _ in heads]),
+            _latex_row([head for _, head in heads]),
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}%",
+            r"}",
+            r"\end{table}",
+            "",
+        ]
+        if any(ord(sign) > _LATIN for line in lines for sign in line):
+            lines.insert(1, "% Has letters beyond Latin ones: LuaLaTeX or XeLaTeX, with a font that has them.")
+        return "\n".join(lines)
 
     def _texts(self) -> list[list[str]]:
         return [[as_text(cell) for cell in row] for row in self.rows]
+
+
+def _latex_row(texts: Sequence[str]) -> str:
+    return " & ".join(map(escape_latex, texts)) + r" \\"
+
+
+def _latex_spread(row: Sequence[Value]) -> str:
+    texts = ("" if not isinstance(x, Number) or x.deviation is None else x.spread for x in row)
+    return " & ".join(text and rf"{{\scriptsize $\pm$ {text}}}" for text in texts).strip() + r" \\"
+
+
+def _alone(cell: Value) -> Value:
+    return replace(cell, deviation=None) if isinstance(cell, Number) else cell
+
+
+def _latex_groups(groups: Sequence[str]) -> list[str]:
+    """The upper line of a head, with a rule under each part of it; nothing where there are no parts."""
+    if not any(groups):
+        return []
+    cells, rules, place = [], [], 1
+    for group, members in groupby(groups):
+        width = len([*members])
+        if group:
+            cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(group)}}}")
+            rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
+        else:
+            cells += [""] * width
+        place += width
+    return [" & ".join(cells).strip() + r" \\", "".join(rules)]
 
 
 def _plain(cell: Value) -> str | int | float | None:
@@ -176,4 +263,5 @@ def _flat(pairs: Iterable[tuple[object, object]], both: Sequence[bool]) -> list[
 
 def escape_latex(text: str) -> str:
     """Text with every character that LaTeX takes for a command written so that it is printed."""
-    return re.sub("[" + re.escape("".join(_LATEX)) + "]", lambda found: _LATEX[found[0]], text)
+    signs = "[" + re.escape("".join(_LATEX)) + "]|-(?=-)"  # two hyphens would become a dash
+    return re.sub(signs, lambda found: _LATEX.get(found[0], "-{}"), text)

@@ -127,7 +127,7 @@ def _listed(folder: Path) -> set[str]:
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
         known = content["written_by"] == _WRITER and all(map(_is_ours, content["files"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
         raise ValueError(f"out: {place} is no list of a report's files; choose another folder")

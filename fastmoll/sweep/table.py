@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
+from fastmoll.markdown import escape_markdown
 from fastmoll.paper import PublishedCell, paper_mollification, published
 from fastmoll.sweep.file import Run
 
@@ -25,8 +25,13 @@ _PAPER: Final = {
     "ece": ("ece", "clean"),
     "corrupted": ("error", "corrupted"),
 }
+_LARGEST: Final = 3.5e38  # just above what float32, in which losses are, holds
 _KEYS: Final = ("data", "net", "augment", "mollify", "settings", "source", "seeds")
 _NOTE: Final = "± is the standard deviation over seeds (n - 1); ECE has 15 bins over the whole set."
+_TO_DO: Final = (
+    "Where the corrupted error is missing, `fastmoll evaluate RUN` adds it, RUN being a run's folder; then make this "
+    "table again with --table. A row has it when all of its seeds do."
+)
 _PAPER_NOTE: Final = "The paper's ECE is a mean over batches of 100 images, which is another number."
 _TABLE_2: Final = "paper, table 2"
 _TABLE_2_NOTE: Final = (
@@ -82,14 +87,21 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         clean, corrupted = content["validation"], content.get("corrupted", {})
-        figures = {"error": 100 * clean["error"], "nll": float(clean["nll"]), "ece": float(clean["ece"])}
-        if corrupted:
-            figures["corrupted"] = 100 * corrupted["error"]
-        for name, figure in figures.items():
-            if not math.isfinite(figure):
-                raise ValueError(f"{name} is {figure}")
-        return {**figures, "corrupted_set": str(corrupted.get("source", ""))}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        found = {
+            **{f"validation.{name}": clean[name] for name in ("error", "nll", "ece")},
+            **({"corrupted.error": corrupted["error"]} if corrupted else {}),
+        }
+        for name, figure in found.items():
+            high = _LARGEST if name.endswith("nll") else 1
+            if not isinstance(figure, int | float) or isinstance(figure, bool) or not 0 <= figure <= high:
+                raise ValueError(f"{name} is {json.dumps(figure)}")
+        source = corrupted.get("source", "")
+        if not isinstance(source, str) or not source.isprintable():
+            raise ValueError(f"corrupted.source is {json.dumps(source)}")
+        error, nll, ece, *more = map(float, found.values())
+        figures = {"error": 100 * error, "nll": nll, "ece": ece, **({"corrupted": 100 * more[0]} if more else {})}
+        return {**figures, "corrupted_set": source}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not the result of a run ({type(error).__name__}: {error})") from error
 
 
@@ -120,16 +132,19 @@ def make_rows(runs: Iterable[Run], out: Path) -> list[Row]:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """The table for reading; a pipe table of Markdown, in columns."""
-    lines = [["data", "net", "augment", "mollify", "settings", "source", "seeds", *_HEADS]]
+    lines: list[list[str]] = [["data", "net", "augment", "mollify", "settings", "source", "seeds", *_HEADS]]
     for row in rows:
         here = row.source == "here"
         cells = [row.data, row.net, row.augment, "yes" if row.mollify else "no", row.settings] if here else [""] * 5
         lines.append([*cells, row.source, str(row.seeds or ""), *(_cell(row, metric) for metric in METRICS)])
+    lines = [[*map(escape_markdown, line)] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     table = ["| " + " | ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)) + " |" for line in lines]
     sources = {row.source for row in rows} - {"here"}
-    notes = [_NOTE, *([_PAPER_NOTE] if sources else []), *([_TABLE_2_NOTE] if _TABLE_2 in sources else [])]
+    lacking = any(row.source == "here" and "corrupted" not in row.means for row in rows)
+    notes = [_NOTE, *([_TO_DO] if lacking else [])]
+    notes += [*([_PAPER_NOTE] if sources else []), *([_TABLE_2_NOTE] if _TABLE_2 in sources else [])]
     return "\n".join([*table, "", *notes, ""])
 
 
