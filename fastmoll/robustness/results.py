@@ -234,6 +234,7 @@ def table(results: Results) -> str:
     if done:
         title = "corrupted" if len(done) == len(ALL) - 1 else f"{len(done)} of {len(ALL) - 1} cells"
         lines += [_row(title, [], done), line]
+    lines.append("ECE has 15 bins over all images; ECE/100 is its mean over batches of 100, the paper's estimator.")
     if len(done) == len(ALL) - 1 and results.has_mce:
         cells = {name: [found[name, severity] or {} for severity in SEVERITIES] for name in CORRUPTIONS}
         lines.append(f"mCE {mean_corruption_error(cells)['value']:.2f} % (relative to AlexNet), {images}")
