@@ -263,7 +263,11 @@ def test_a_folder_of_small_images_is_read_as_it_is(tmp_path: Path, stem: str) ->
     larger = open_clean(root, size=48)
     assert (larger.size, larger.resize, len(larger)) == (48, 55, 6)
     assert larger.standardisation == (MEAN, STD)
-    assert len({larger.fingerprint, open_clean(root, size=40).fingerprint, found.fingerprint}) == 3
+    before = larger.fingerprint
+    assert len({before, open_clean(root, size=40).fingerprint, found.fingerprint}) == 3
+    picture = next((root / stem).rglob("*.*"))
+    picture.write_bytes(picture.read_bytes() + b"\0")
+    assert open_clean(root, size=48).fingerprint != before
 
 
 def test_photographs_are_cropped_to_224_pixels_unless_told_otherwise(make_tree: Make) -> None:

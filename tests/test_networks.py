@@ -124,6 +124,7 @@ def test_the_logits_are_counted_and_anything_else_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             count_outputs(Odd(answer), 8, "mine")
+    assert count_outputs(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)).bfloat16(), 8, "mine") == 5
     with pytest.raises(ValueError, match="mine can't take images of 9 x 9 pixels: AssertionError"):
         count_outputs(Odd(torch.zeros(2, 6)), 9, "mine")
 

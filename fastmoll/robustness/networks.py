@@ -95,8 +95,8 @@ def count_outputs(model: nn.Module, size: int, name: str) -> int:
     Raises:
         ValueError: it can't take such images, or gives something else.
     """
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    images = torch.zeros(_TRIAL, 3, size, size, device=device)
+    like = next((x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()), torch.empty(0))
+    images = torch.zeros(_TRIAL, 3, size, size, dtype=like.dtype, device=like.device)
     try:
         logits = model(images)
     except Exception as error:  # whatever the code of others raises

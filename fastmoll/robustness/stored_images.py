@@ -59,11 +59,13 @@ class StoredImages:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of the images (of files: of their names), how they are cropped, labels and class names."""
+        """Hex digest of the images (of files: of their names and sizes), how they are cropped, labels and class names."""
         digest = hashlib.blake2b(repr((self.classes, self.size, self.resize)).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.labels).data)
         if isinstance(self.pixels, ImageFolder):
             digest.update(self.pixels.fingerprint.encode())
+            sizes = [os.stat(self.pixels.path(sample)).st_size for sample in range(len(self.pixels))]
+            digest.update(np.array(sizes, np.int64).data)
         else:
             digest.update(np.ascontiguousarray(self.pixels).data)
         return digest.hexdigest()
