@@ -18,7 +18,7 @@ from torch import Tensor
 from fastmoll.kernels import philox
 from fastmoll.kernels.checks import check_choice, check_integer, check_tensor
 from fastmoll.kernels.draw import uniform_double
-from fastmoll.kernels.image_ops import OPERATIONS, apply, check_pixels, crop_flip_rotate, upload, warp
+from fastmoll.kernels.image_ops import OPERATIONS, apply, check_pixels, crop_flip_rotate, mix, upload, warp
 from fastmoll.pipelines.policies import (
     AUGMIX_DEPTH,
     AUGMIX_SEVERITY,
@@ -264,24 +264,15 @@ def check_augmented(images: Tensor, batch: int, device: torch.device) -> Tensor:
 
 
 def augment(images: Tensor, draws: Draws) -> Tensor:
-    """The policy's part of some draws, done to uint8 images ``(B, H, W, 3)``: chains of operations, and their mixture.
-
-    AugMix sums in float32 and truncates, as torchvision does.
-    """
-    chains, steps, batch = draws.op.shape
+    """The policy's part of some draws, done to uint8 images ``(B, H, W, 3)``: chains of operations, their mixture."""
+    chains, steps, _ = draws.op.shape
     if chains == 0:
         return images
     bilinear = draws.weights is not None
     out = images if chains == 1 else images.repeat(chains, 1, 1, 1)
     for k in range(steps):
         out = apply(out, draws.op[:, k].flatten(), draws.magnitude[:, k].flatten(), bilinear=bilinear)
-    if draws.weights is None:
-        return out
-    weights = upload(draws.weights, images.device).view(1 + chains, batch, 1, 1, 1)
-    total = images * weights[0]
-    for weight, chain in zip(weights[1:], out.view(chains, *images.shape), strict=True):
-        total += chain * weight
-    return total.to(torch.uint8)
+    return out if draws.weights is None else mix(images, out.view(chains, *images.shape), draws.weights)
 
 
 # Blocks of four words that a policy draws, and the one before them for flip, crop and rotation.

@@ -112,6 +112,26 @@ def apply(images: Tensor, op: Tensor, magnitude: Tensor, *, bilinear: bool = Fal
     return _apply(images, op.long(), magnitude, bilinear)
 
 
+def mix(images: Tensor, chains: Tensor, weights: Tensor) -> Tensor:
+    """AugMix's mixture: each image and what chains of operations made of it, summed in float32 and truncated.
+
+    Args:
+        images: uint8 ``(B, H, W, 3)``.
+        chains: uint8 ``(chains, B, H, W, 3)``, on images' device.
+        weights: float32 ``(1 + chains, B)``, of the images themselves first, there or on the CPU; an image's sum to 1.
+
+    Returns:
+        A new uint8 tensor ``(B, H, W, 3)``, as torchvision's ``AugMix`` sums.
+    """
+    if _compiled(images):
+        return _run_mix(images, chains, weights)
+    shares = upload(weights, images.device).view(*weights.shape, 1, 1, 1)
+    total = images * shares[0]
+    for share, chain in zip(shares[1:], chains, strict=True):
+        total += chain * share
+    return total.to(torch.uint8)
+
+
 def crop_flip_rotate(
     flip: Tensor, top: Tensor, left: Tensor, angle: Tensor, height: int, width: int
 ) -> tuple[Tensor, Tensor]:
@@ -307,6 +327,16 @@ def _run_apply(images: Tensor, op: Tensor, magnitude: Tensor, bilinear: bool) ->
     matrix = _matrices(op, magnitude, images.shape[1], images.shape[2]).float()
     arrays = (source.numpy(), out.numpy(), op.contiguous().numpy(), magnitude.contiguous().numpy(), matrix.numpy())
     _in_threads(lambda first, last: compiled.apply(*arrays, bilinear, first, last), images)
+    return out
+
+
+def _run_mix(images: Tensor, chains: Tensor, weights: Tensor) -> Tensor:
+    from fastmoll.kernels import image_ops_numba as compiled
+
+    source, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8)
+    arrays = (source.flatten(1).numpy(), out.flatten(1).numpy(), chains.contiguous().flatten(2).numpy())
+    shares = weights.contiguous().numpy()
+    _in_threads(lambda first, last: compiled.mix(*arrays, shares, first, last), images)
     return out
 
 

@@ -21,6 +21,8 @@ _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)
 _RED, _GREEN, _BLUE = np.float32(0.2989), np.float32(0.587), np.float32(0.114)
 _LEVEL = np.float32(1.0 / 255.0)
 _FAR = np.float32(2.0**24)
+_CHANNELS = (np.uint64(0), np.uint64(1), np.uint64(2))
+_I1, _I3 = np.int32(1), np.int32(3)
 
 _ROTATE, _INVERT = image_ops.ROTATE, image_ops.INVERT
 _SHEAR_X, _COLOR, _CONTRAST, _SHARPNESS = (
@@ -31,6 +33,12 @@ _SHEAR_X, _COLOR, _CONTRAST, _SHARPNESS = (
 )
 _BRIGHTNESS, _POSTERIZE, _SOLARIZE = image_ops.BRIGHTNESS, image_ops.POSTERIZE, image_ops.SOLARIZE
 _AUTO_CONTRAST, _EQUALIZE = image_ops.AUTO_CONTRAST, image_ops.EQUALIZE
+
+
+@_compiled
+def _only_moves(ax: Any, bx: Any, cx: Any, ay: Any) -> Any:
+    """Whether rows stay rows, and their pixels pixels."""
+    return bx == _ZERO and ay == _ZERO and (ax == _ONE or ax == -_ONE) and cx == np.rint(cx) and abs(cx) < _FAR
 
 
 @_compiled
@@ -67,7 +75,7 @@ def _nearest(image: Any, out: Any, matrix: Any, y0: Any, y1: Any, x0: Any, x1: A
     ax, bx, cx = matrix[0, 0], matrix[0, 1], matrix[0, 2]
     ay, by, cy = matrix[1, 0], matrix[1, 1], matrix[1, 2]
     top, bottom, left, right = np.float32(y0), np.float32(y1), np.float32(x0), np.float32(x1)
-    if bx == _ZERO and ay == _ZERO and (ax == _ONE or ax == -_ONE) and cx == np.rint(cx) and abs(cx) < _FAR:
+    if _only_moves(ax, bx, cx, ay):
         _shift_rows(image, out, ax, cx, by, cy, y0, y1, x0, x1)
         return
     for i in range(height):
@@ -88,38 +96,44 @@ def _bilinear(image: Any, out: Any, matrix: Any, y0: Any, y1: Any, x0: Any, x1: 
     ax, bx, cx = matrix[0, 0], matrix[0, 1], matrix[0, 2]
     ay, by, cy = matrix[1, 0], matrix[1, 1], matrix[1, 2]
     top, bottom, left, right = np.float32(y0), np.float32(y1), np.float32(x0), np.float32(x1)
+    if _only_moves(ax, bx, cx, ay) and by == _ONE and cy == np.rint(cy):
+        _shift_rows(image, out, ax, cx, by, cy, y0, y1, x0, x1)
+        return
+    source, values = image.reshape(-1), np.int32(3 * width)
+    first_row, last_row = np.int32(y0), np.int32(y1 - 1)
+    first_column, last_column = np.int32(x0), np.int32(x1 - 1)
+    # Places and weights of a row, by vector instructions; then its pixels.
+    place, weight = np.empty((4, width), np.int32), np.empty((4, width), np.float32)
     for i in range(height):
         bi, di = bx * np.float32(i), by * np.float32(i)
         for j in range(width):
             x = ax * np.float32(j) + bi + cx
             y = ay * np.float32(j) + di + cy
-            if not (x > left - _ONE and x < right and y > top - _ONE and y < bottom):
-                out[i, j, 0] = out[i, j, 1] = out[i, j, 2] = np.uint8(0)
-                continue
+            inside = x > left - _ONE and x < right and y > top - _ONE and y < bottom
+            x, y = x if inside else left, y if inside else top
             fx, fy = np.floor(x), np.floor(y)
             p, q = x - fx, y - fy
-            u, v = np.int64(fx), np.int64(fy)
-            w00, w01, w10, w11 = (_ONE - p) * (_ONE - q), p * (_ONE - q), (_ONE - p) * q, p * q
-            if u < x0 or u + 1 >= x1 or v < y0 or v + 1 >= y1:
-                # A pixel outside weighs nothing, and is read at a place that exists.
-                if u < x0:
-                    w00 = w10 = _ZERO
-                if u + 1 >= x1:
-                    w01 = w11 = _ZERO
-                if v < y0:
-                    w00 = w01 = _ZERO
-                if v + 1 >= y1:
-                    w10 = w11 = _ZERO
-                u0, u1, v0, v1 = max(u, x0), min(u + 1, x1 - 1), max(v, y0), min(v + 1, y1 - 1)
-            else:
-                u0, u1, v0, v1 = u, u + 1, v, v + 1
-            above, below = image[v0], image[v1]
-            for c in range(3):
-                total = np.float32(above[u0, c]) * w00
-                total = total + np.float32(above[u1, c]) * w01
-                total = total + np.float32(below[u0, c]) * w10
-                total = total + np.float32(below[u1, c]) * w11
-                out[i, j, c] = np.uint8(np.int32(np.rint(total)))
+            u, v = np.int32(fx), np.int32(fy)
+            # A pixel outside weighs nothing, and is read at a place that exists.
+            east = p if inside and u < last_column else _ZERO
+            west = _ONE - p if inside and u >= first_column else _ZERO
+            south = q if v < last_row else _ZERO
+            north = _ONE - q if v >= first_row else _ZERO
+            weight[0, j], weight[1, j] = west * north, east * north
+            weight[2, j], weight[3, j] = west * south, east * south
+            u0, u1 = max(u, first_column), min(np.int32(u + _I1), last_column)
+            v0, v1 = max(v, first_row), min(np.int32(v + _I1), last_row)
+            place[0, j], place[1, j] = np.int32(v0 * values + _I3 * u0), np.int32(v0 * values + _I3 * u1)
+            place[2, j], place[3, j] = np.int32(v1 * values + _I3 * u0), np.int32(v1 * values + _I3 * u1)
+        for j in range(width):
+            a, b, c, d = np.uint64(place[0, j]), np.uint64(place[1, j]), np.uint64(place[2, j]), np.uint64(place[3, j])
+            wa, wb, wc, wd = weight[0, j], weight[1, j], weight[2, j], weight[3, j]
+            for channel in _CHANNELS:
+                total = np.float32(source[a + channel]) * wa
+                total = total + np.float32(source[b + channel]) * wb
+                total = total + np.float32(source[c + channel]) * wc
+                total = total + np.float32(source[d + channel]) * wd
+                out[i, j, channel] = np.uint8(np.int32(np.rint(total)))
 
 
 @_compiled
@@ -240,6 +254,22 @@ def warp(images: Any, out: Any, matrix: Any, window: Any, bilinear: Any, first: 
             _bilinear(images[b], out[b], matrix[b], y0, y1, x0, x1)
         else:
             _nearest(images[b], out[b], matrix[b], y0, y1, x0, x1)
+
+
+@_compiled
+def mix(images: Any, out: Any, chains: Any, weights: Any, first: Any, last: Any) -> None:
+    """Weighted sums of images ``first`` to ``last`` and of what chains made of them, one image ``(values,)`` a row."""
+    total = np.empty(images.shape[1], np.float32)
+    for b in range(first, last):
+        own = weights[0, b]
+        for i in range(len(total)):
+            total[i] = np.float32(images[b, i]) * own
+        for chain in range(len(chains)):
+            share, made = weights[1 + chain, b], chains[chain, b]
+            for i in range(len(total)):
+                total[i] = total[i] + np.float32(made[i]) * share
+        for i in range(len(total)):
+            out[b, i] = np.uint8(np.int32(total[i]))
 
 
 @_compiled

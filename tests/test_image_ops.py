@@ -151,9 +151,10 @@ def test_flip_crop_and_rotation_in_one_are_torchvisions_three() -> None:
     assert unequal <= 1e-4 * len(cases) * images[..., 0].numel()
 
 
+@pytest.mark.parametrize("bilinear", [False, True])
 @pytest.mark.parametrize("size", [(32, 32), (5, 9), (1, 1)])
 def test_images_that_are_only_moved_and_turned_have_the_same_bits(
-    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], bilinear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (height, width), n = size, 400
     generator = torch.Generator().manual_seed(0)
@@ -163,9 +164,9 @@ def test_images_that_are_only_moved_and_turned_have_the_same_bits(
     left = torch.randint(-width - 1, width + 2, (n,), generator=generator)
     matrix, window = crop_flip_rotate(flip, top, left, torch.zeros(n), height, width)
     matrix[:4, 0, 2] = torch.tensor([1e30, -(2.0**40), math.nan, 0.5])  # as anybody may give them
-    compiled = warp(images, matrix, window)
+    compiled = warp(images, matrix, window, bilinear=bilinear)
     monkeypatch.setattr(image_ops, "_compiled", lambda images: False)
-    assert torch.equal(compiled, warp(images, matrix, window))
+    assert torch.equal(compiled, warp(images, matrix, window, bilinear=bilinear))
 
 
 def test_nothing_waits_for_the_device() -> None:
