@@ -197,16 +197,7 @@ def triton_model(size: int, batch: int, architecture: int) -> list[LaunchModel]:
         if not asynchronous:
             # What warps issue: a layout that gives two warps the same rows multiplies twice.
             blur = replace(blur, flops=counts[2]["matrix"] * MMA_FLOPS)
-        models.append(
-            LaunchModel(
-                name,
-                (clean, noise, blur),
-                32 * warps,
-                used.registers,
-                used.shared,
-                "GMMA" in used.sass or "UTC" in used.sass,
-            )
-        )
+        models.append(LaunchModel(name, (clean, noise, blur), 32 * warps, used.registers, used.shared, asynchronous))
     return models
 
 

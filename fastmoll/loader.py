@@ -320,7 +320,7 @@ class ImageNetLoader:
             "mean": repr(config.mean),
             "std": repr(config.std),
             "adjust_orientation": int(config.adjust_orientation),
-            "decoder": "cpu" if config.device_id is None else {"mixed": "gpu"}.get(config.decoder, "cpu of a gpu"),
+            "decoder": "cpu" if config.device_id is None else "gpu" if config.decoder == "mixed" else "cpu of a gpu",
             "mollify": describe(self._mollify if self._after is None else self._after),
             "dali": nvidia.dali.__version__,
         }

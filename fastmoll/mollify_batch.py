@@ -22,7 +22,7 @@ _COUNTER_BITS: Final = 32
 
 
 class Settings(Protocol):
-    """What is done to a batch depends on: arguments of :class:`fastmoll.Mollify`, and its draws."""
+    """What the work on a batch depends on: arguments of :class:`fastmoll.Mollify`, and its draws."""
 
     num_classes: int
     roles: tuple[float, ...]

@@ -33,7 +33,7 @@ def evaluate(
 
     Args:
         model: From images to logits ``(B, K)``; equal on all ranks. It is put in evaluation mode, as a whole, for the
-            time of the call. Images come to it in the precision of its parameters.
+            time of the call. Images come to it in the precision of its parameters, if it has any.
         loader: Gives ``(images, labels)`` or ``(images, labels, index)``, tensors in a tuple or list: int64 class
             numbers ``(B,)`` and, where there are any, sample ids ``(B,)``. Batches go to the device of the model. Where
             it has ``num_samples`` (of all ranks), so many must come, and where it has ``classes``, the model must tell
@@ -112,13 +112,13 @@ def score(
     device = metrics.device
     # DDP would exchange buffers with ranks that have fewer batches, and wait for them.
     bare = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
-    dtype = next((tensor.dtype for tensor in bare.parameters() if tensor.is_floating_point()), torch.float32)
+    dtype = next((tensor.dtype for tensor in bare.parameters() if tensor.is_floating_point()), None)
     with _evaluating(bare):
         for batch in batches:
             images, labels, index = _parts(batch)
             images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
             # Autocast looks after that itself.
-            if images.is_floating_point() and not is_mixed(device, precision):
+            if dtype is not None and images.is_floating_point() and not is_mixed(device, precision):
                 images = images.to(dtype)
             if channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)

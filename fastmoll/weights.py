@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torchvision import models
 
 from fastmoll.models import create_model
@@ -21,7 +22,7 @@ SOME_CLASSES: Final = "; if the data have some of its classes, name all of them:
 _SCALAR: Final = np.float64(0).__reduce__()[0]
 _PLAIN: Final[list[Any]] = [
     argparse.Namespace,
-    PosixPath,
+    *((PosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")),  # the latter in Python 3.13
     np.dtype,
     *(type(np.dtype(name)) for name in ("bool", "int32", "int64", "float32", "float64")),
     *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
@@ -103,7 +104,8 @@ def load_weights(
     state |= {key: own[key] for key in own.keys() - state.keys() if key.endswith("num_batches_tracked")}
     head = head_name(model)
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
+    # A lazy parameter takes the shape that it is given.
+    wrong = [key for key in own if key in state and not is_lazy(own[key]) and own[key].shape != state[key].shape]
     # A head for other classes differs in its first dimension and nowhere else.
     replaced = bool(wrong) and all(
         key.rpartition(".")[0] == head and state[key].ndim and state[key].shape[1:] == own[key].shape[1:]

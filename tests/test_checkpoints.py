@@ -59,7 +59,7 @@ def test_every_file_of_a_run_brings_its_network_classes_and_training(tmp_path: P
 
 
 def test_a_network_of_folders_keeps_its_stem_and_size(tmp_path: Path) -> None:
-    config = parse(["--recipe", "sample", "--data.size", "48", "--optim.epochs", "3"]).plain()
+    config = parse(["--recipe", "sample", "--data.size", "48", "--optim.epochs", "3", "--data.decoder", "cpu"]).plain()
     found = find_checkpoint(str(save(tmp_path, config, ["a", "b"], False)))
     assert (found.net, found.size, found.standardisation) == ("resnet18", 48, (MEAN, STD))
     assert found.training["settings"] == {"recipe": "sample", "data.size": 48, "optim.epochs": 3}
@@ -95,7 +95,7 @@ def test_a_network_of_ones_own_takes_a_state_dict_or_brings_its_weights(tmp_path
     state = find_checkpoint(f"python:{tmp_path / 'nets.py'}:wide").build(4, 32, False).state_dict()
     torch.save(state, tmp_path / "w.pt")
     whole = find_checkpoint(f"python:{tmp_path / 'nets.py'}:whole")
-    assert (whole.net, whole.folder, whole.function) == ("nets.py:whole", Path("runs") / "nets-whole", True)
+    assert (whole.net, whole.folder) == ("nets.py:whole", Path("runs") / "nets-whole")
     # As old scripts save it: of several GPUs, without the counts, and with their arguments and best figure.
     old = {f"module.{name}": value for name, value in state.items() if "num_batches" not in name}
     options = argparse.Namespace(lr=0.1, out=tmp_path)
@@ -109,6 +109,10 @@ def test_a_network_of_ones_own_takes_a_state_dict_or_brings_its_weights(tmp_path
         ValueError, match=r"old\.th does not fit nets\.py:wide: .*\(4, 8\) there and \(2, 8\) .*--classes"
     ):
         own.build(2, 32, True)
+    (tmp_path / "lazy.py").write_text("import torch\n\n\ndef net():\n    return torch.nn.LazyLinear(4)\n")
+    torch.save(torch.nn.Linear(3, 4).state_dict(), tmp_path / "lazy.pt")
+    lazy = find_checkpoint(str(tmp_path / "lazy.pt"), f"{tmp_path / 'lazy.py'}:net").build(4, 32, True)
+    assert torch.equal(lazy.weight, torch.load(tmp_path / "lazy.pt")["weight"])
 
 
 def test_outputs_are_chosen_by_name_where_names_are_known(tmp_path: Path) -> None:

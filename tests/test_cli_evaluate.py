@@ -214,7 +214,7 @@ def test_some_outputs_of_a_network_of_ones_own_are_compared(
     assert run(tmp_path / "w.pt", "--net", net, "--classes", tmp_path / "names.txt", *again) == 0
     assert "2 of 2 cells are done already" in capsys.readouterr().out
     message = fails(capsys, f"python:{tmp_path / 'nets.py'}:other", *listed[1:], "--corrupted", f"official:{official}")
-    assert "with another function of the network: it was nets.py:tiny and is now nets.py:other" in message
+    assert "with another network: it was nets.py:tiny and is now nets.py:other" in message
     (tmp_path / "names.txt").write_text("9\n0\n2\n7\n1\n")
     message = fails(capsys, *listed, "--corrupted", f"official:{official}")
     assert re.search(r"with another choice of outputs: it was 3 of 5 \(digest \w+\) and is now 3 of 5", message)

@@ -1,4 +1,4 @@
-"""`ImageNetLoader`: its batches, and how long they and it live (the tables of DALI facts, row by row)."""
+"""`ImageNetLoader`: its batches, and how long they and it live."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ CONSTANT = 3
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file with networks, and one beside it that it imports."""
     monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "helper_of_mine.py").write_text("WIDTH = 5\n")

@@ -176,6 +176,12 @@ def test_images_come_in_the_precision_of_the_network(dtype: torch.dtype) -> None
     assert evaluate(network(), [(IMAGES.to(dtype), LABELS)]) == evaluate(network(), [(IMAGES, LABELS)])
 
 
+def test_a_network_without_parameters_gets_images_as_they_are() -> None:
+    logits = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = evaluate(nn.Identity(), [(logits, LABELS)])
+    assert found["nll"] == pytest.approx(float(nn.functional.cross_entropy(logits, LABELS)), rel=1e-14)
+
+
 def test_last_batches_of_one_and_two_classes_count_like_others() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))

@@ -51,10 +51,8 @@ def run(config: SmallConfig, process: Process) -> None:
             check_alike(training_images, images)
             config = standardised(config, training_images)
             mollify = make_mollify(config, images.classes)
-            augment: str | Augment = config.data.augment
             pairs = config.data.auto_augment
-            if pairs != "imagenet":
-                augment = Augment(config.data.augment, size, seed=config.run.seed, auto_augment=pairs)
+            augment = Augment(config.data.augment, size, seed=config.run.seed, auto_augment=pairs)
             options: dict[str, Any] = {"augment": augment, "mollify": mollify}
             training = stack.enter_context(closing(make_loader(config, process, training_images, "train", **options)))
             validation = stack.enter_context(closing(make_loader(config, process, images, "val")))

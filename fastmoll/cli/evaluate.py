@@ -178,8 +178,7 @@ def _evaluate(process: Process, args: argparse.Namespace) -> None:
             if process.main:
                 header = _header(args, checkpoint, clean, corrupted, outputs)
                 fingerprint = _fingerprint(args, process, model, clean, corrupted, (mean, std))
-                if checkpoint.function:
-                    fingerprint["function of the network"] = checkpoint.net
+                fingerprint["network"] = checkpoint.net
                 if kept is not None:
                     fingerprint["choice of outputs"] = describe_outputs(kept, outputs)
                 out = getattr(args, "out", checkpoint.folder / f"robustness-{header['source']}")

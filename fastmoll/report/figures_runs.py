@@ -19,10 +19,10 @@ from fastmoll.report.style import (
     MARKERS,
     Look,
     NothingToShowError,
+    diagonal,
     legend_below,
     panels,
     plain,
-    square,
     words,
 )
 from fastmoll.report.tables import difference
@@ -144,7 +144,7 @@ def clean_corrupted(lines: Sequence[Line]) -> Drawing:
             place.annotate("", end, start, arrowprops=arrow)
         place.set(title=name, xlabel="clean", ylabel="corrupted")
         place.margins(0.12)
-        square(place)
+        diagonal(place)
     legend_below(canvas, axes[0])
     arrows = " Arrows go from runs without to those with mollification." if make_pairs(lines) else ""
     return canvas, (
@@ -193,9 +193,10 @@ def radar(lines: Sequence[Line]) -> Drawing:
         place.set_visible(False)
     legend_below(canvas, *axes[: len(shown)])
     more = f" {left_out} more have no panel." if left_out > 0 else ""
+    seeds = " and seeds" if any(len(line.group.runs) > 1 for line in lines) else ""
     panel = " A panel for each training, with and without mollification." if len(shown) > 1 else ""
     return canvas, (
-        f"Error (%) under each corruption, mean over the five severities{_and_seeds(lines)}; one scale for all, "
+        f"Error (%) under each corruption, mean over the five severities{seeds}; one scale for all, "
         f"from zero in the middle.{panel}{more}"
     )
 
@@ -235,7 +236,7 @@ def polygons(lines: Sequence[Line]) -> Drawing:
         if number + columns >= len(pairs):  # the last of its column
             place.set_xlabel("error without, %")
             place.tick_params(labelbottom=True)
-        square(place)
+        diagonal(place)
     # Outside of the panels: what colours and shapes mean.
     for colour, family in zip(COLOURS, GROUPS, strict=False):
         axes[0].plot([], [], "s", color=colour, label=family)
@@ -313,7 +314,7 @@ def reliability(lines: Sequence[Line]) -> Drawing:
             some = count >= _FEW
             place.plot(confidence[some] / count[some], right[some] / count[some], **line.look.line)
         place.set(title=title, xlabel="confidence", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
-        square(place)
+        diagonal(place)
     axes[0].set_ylabel("accuracy")
     legend_below(canvas, axes[0])
     return canvas, (
@@ -333,7 +334,3 @@ def _panels_of(lines: Sequence[Line], pairs: Sequence[Pair]) -> list[list[Line]]
 def over_seeds(lines: Sequence[Line], name: str, which: str = "over seeds") -> str:
     """A sentence for the caption that says what bars or bands are, where there are any."""
     return f"{name}: ± the standard deviation {which}. " if any(len(line.group.runs) > 1 for line in lines) else ""
-
-
-def _and_seeds(lines: Sequence[Line]) -> str:
-    return " and seeds" if any(len(line.group.runs) > 1 for line in lines) else ""

@@ -281,7 +281,7 @@ class _Kind:
         return _Kind(f"{self.words} or null", lambda x: x is None or self.test(x))
 
 
-def _is_whole(x: object, low: int = -(2**63), high: int = 2**64) -> bool:
+def _is_whole(x: object, low: int = -(2**63), high: int = 2**64 - 1) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and low <= x <= high
 
 

@@ -182,7 +182,7 @@ def _letters(labels: Sequence[str], columns: int) -> int:
     return sum(max(map(len, labels[i : i + rows])) + 8 for i in range(0, len(labels), rows))
 
 
-def square(axes: Axes) -> None:
+def diagonal(axes: Axes) -> None:
     """A dotted line where both coordinates are equal, as far as it is in the panel, whose limits stay."""
     low, high = max(0.0, axes.get_xlim()[0], axes.get_ylim()[0]), min(axes.get_xlim()[1], axes.get_ylim()[1])
     limits = (axes.get_xlim(), axes.get_ylim())

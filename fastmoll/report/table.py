@@ -33,8 +33,6 @@ _LATEX: Final = {
     "–": "--",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
-
-
 _LARGE: Final = 1e6
 _LATIN: Final = 0x17F  # pdfLaTeX prints letters up to here as they are
 _BESIDE: Final = 10  # more columns of mean ± deviation would be too small to read across a page
@@ -144,7 +142,7 @@ class Table:
 
     def markdown(self) -> str:
         """Heading, pipe table and note, for reading as it is too."""
-        lines = [[*map(escape_markdown, line)] for line in (self.columns, *self._texts())]
+        lines = [[escape_markdown(as_text(cell)) for cell in line] for line in (self.columns, *self.rows)]
         right = [self.numeric(column) for column in range(len(self.columns))]
         widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
         padded = [
@@ -216,16 +214,13 @@ class Table:
             lines.insert(1, "% Has letters beyond Latin ones: LuaLaTeX or XeLaTeX, with a font that has them.")
         return "\n".join(lines)
 
-    def _texts(self) -> list[list[str]]:
-        return [[as_text(cell) for cell in row] for row in self.rows]
-
 
 def _latex_row(texts: Sequence[str]) -> str:
     return " & ".join(map(escape_latex, texts)) + r" \\"
 
 
 def _latex_spread(row: Sequence[Value]) -> str:
-    texts = ("" if not isinstance(x, Number) or x.deviation is None else x.spread for x in row)
+    texts = (x.spread if isinstance(x, Number) else "" for x in row)
     return " & ".join(text and rf"{{\scriptsize $\pm$ {text}}}" for text in texts).strip() + r" \\"
 
 

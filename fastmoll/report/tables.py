@@ -57,7 +57,7 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
 def _natural(text: str) -> list[tuple[str, float]]:
     """For sorting: numbers within text by their value."""
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
-    return [(words, float(number or 0)) for words, number in zip_longest(parts[::2], parts[1::2])]
+    return [(part, float(number or 0)) for part, number in zip_longest(parts[::2], parts[1::2])]
 
 
 def all_tables(groups: Sequence[Group]) -> list[Table]:

@@ -41,7 +41,6 @@ class Checkpoint:
         classes: Their names, in the order of its outputs, where it knows them.
         standardisation: Mean and standard deviation per channel of its images, for pixels in [0, 1], where known.
         config: Settings of its training, where it is ours.
-        function: Whether ``net`` is a function of the user's.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Checkpoint:
     classes: list[str] | None = None
     standardisation: tuple[Sequence[float], Sequence[float]] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    function: bool = False
 
     def choose_outputs(
         self, classes: Sequence[str], source: object, names: Sequence[str] | None = None, file: object = None
@@ -266,7 +264,7 @@ def _python(name: str, reference: str) -> Checkpoint:
         return call_function(function, net, num_classes, _OPTION)
 
     folder = Path("runs") / net.replace(".py:", "-").replace(":", "-")
-    return Checkpoint(name, net, build, folder, function=True)
+    return Checkpoint(name, net, build, folder)
 
 
 def _file(name: str, net: str | None) -> Checkpoint:
@@ -321,7 +319,6 @@ def _file(name: str, net: str | None) -> Checkpoint:
         classes=classes,
         standardisation=None if mean is None or std is None else (mean, std),
         config=config,
-        function=function is not None,
     )
 
 

@@ -71,11 +71,11 @@ def call_function(function: Callable[..., Any], name: str, num_classes: int, opt
         ValueError: it raises an error, or returns something else.
     """
     try:
-        parameters = inspect.signature(function).parameters
+        told = "num_classes" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # of some that are written in C
-        parameters = {}  # type: ignore[assignment]
+        told = False
     try:
-        model = function(num_classes=num_classes) if "num_classes" in parameters else function()
+        model = function(num_classes=num_classes) if told else function()
     except (Exception, SystemExit) as error:
         raise ValueError(f"{option}: {name} raised {_reason(error)}") from error
     if not isinstance(model, nn.Module):

@@ -109,31 +109,31 @@ def read_predictions(path: Path, evaluation: str | None = None) -> Any:
     """
     _, parquet = _parquet()
     try:
-        file = parquet.ParquetFile(path.open("rb"))  # pyarrow itself opens no path that is not UTF-8
+        with path.open("rb") as file:  # pyarrow itself opens no path that is not UTF-8
+            schema = parquet.read_schema(file)
     except FileNotFoundError as error:
         raise ValueError(f"there are no predictions {path}") from error
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         raise ValueError(f"{path} is damaged, or no Parquet file") from error
-    kept = (file.schema_arrow.metadata or {}).get(_KEY, b"").decode()
-    missing = [name for name in ("index", "label", "logits") if name not in file.schema_arrow.names]
+    kept = (schema.metadata or {}).get(_KEY, b"").decode()
+    missing = [name for name in ("index", "label", "logits") if name not in schema.names]
     if missing:
         raise ValueError(f"{path} has no column {', '.join(missing)}")
     if evaluation is not None and kept != evaluation:
         raise ValueError(f"{path} is of another evaluation")
-    return _portions(path, file)
+    return _portions(path, parquet)
 
 
-def _portions(path: Path, file: Any) -> Any:
+def _portions(path: Path, parquet: Any) -> Any:
     try:
-        for rows in file.iter_batches(_ROWS):
-            index, labels = (torch.from_numpy(np.array(rows.column(name))) for name in ("index", "label"))
-            logits = rows.column("logits")
-            values = np.array(logits.flatten(), dtype=np.float32).reshape(len(rows), -1)
-            yield Predictions(index, labels, torch.from_numpy(values))
+        with path.open("rb") as file:
+            for rows in parquet.ParquetFile(file).iter_batches(_ROWS):
+                index, labels = (torch.from_numpy(np.array(rows.column(name))) for name in ("index", "label"))
+                logits = rows.column("logits")
+                values = np.array(logits.flatten(), dtype=np.float32).reshape(len(rows), -1)
+                yield Predictions(index, labels, torch.from_numpy(values))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    finally:
-        file.close(force=True)
 
 
 def _parquet() -> tuple[Any, Any]:

@@ -59,7 +59,7 @@ class StoredImages:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of the images (of files: of their names and sizes), how they are cropped, labels and class names."""
+        """Hex digest of the images (of files: names and sizes), how they are cropped, labels and class names."""
         digest = hashlib.blake2b(repr((self.classes, self.size, self.resize)).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.labels).data)
         if isinstance(self.pixels, ImageFolder):
@@ -221,8 +221,8 @@ def _check_split(place: Path, split: str) -> None:
     """Refuse a split that a folder hasn't, where `scan_folder` would take the folder itself."""
     if split_folder(place, split) == place:
         found = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        names = f"{', '.join(found[:5])}{', ...' if len(found) > 5 else ''}" if found else "no folders"
-        raise ValueError(f"split: {place} has no folder {split!r}, only {names}")
+        names = f", only {', '.join(found[:5])}{', ...' if len(found) > 5 else ''}" if found else ""
+        raise ValueError(f"split: {place} has no folder {split!r}{names}")
 
 
 def _is_tree(place: Path, split: str) -> bool:

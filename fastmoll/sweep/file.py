@@ -33,7 +33,7 @@ AXES: Final = {
 _KEYS: Final = (*AXES, "trainer", "options", "vary")
 _OWN: Final = ("run.output", "run.resume", "run.evaluate", "run.resident", "run.device")
 # Settings that change how a run is done or reported, not what comes out: they neither name nor distinguish runs.
-QUIET: Final = ("data.path", "data.threads", "data.hw_decoder_load", "mollify.backend", *_OWN)
+QUIET: Final = ("data.path", "data.threads", "data.decoder", "data.hw_decoder_load", "mollify.backend", *_OWN)
 QUIET_RUN: Final = ("run.checkpoint_every", "run.validate_every", "run.log_every")
 
 # Run in a process of its own, because fastmoll does not import its trainers: reads [[trainer, arguments], ...], writes
