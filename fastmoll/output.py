@@ -10,13 +10,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from tqdm import tqdm
 
 from fastmoll.distributed import Process
 
 T = TypeVar("T")
+
+LARGEST_LOSS: Final = 3.5e38
+"""Just above what float32, in which losses are, holds: a larger one in a file is none that a run left."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What several test files share: a cache folder of their own, small image trees, and the skip of GPU tests."""
+"""What several test files share: a cache folder of their own, small image trees, sweeps, and the skip of GPU tests."""
 
 from __future__ import annotations
 
@@ -61,6 +61,26 @@ def make_tree(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture
+def write_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return a function that writes the file of a sweep, ``some.toml``, into the current folder, an empty one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str) -> Path:
+        Path("some.toml").write_text(text)
+        return Path("some.toml")
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def paper_sweep() -> list[Any]:
+    """The runs of the paper's sweep."""
+    from fastmoll.sweep.file import find_file, read_sweep
+
+    return list(read_sweep(find_file("paper.toml")))
 
 
 @pytest.fixture(scope="session")

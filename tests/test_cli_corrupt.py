@@ -26,7 +26,7 @@ from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.output import lock
 from fastmoll.pipelines.corrupted import DESCRIPTION, open_corrupted
 from fastmoll.pipelines.small import SmallData
-from fastmoll.robustness import writer as corrupted_writer
+from fastmoll.robustness import writer
 from fastmoll.robustness.stored_images import open_clean
 from fastmoll.robustness.writer import write_corrupted
 
@@ -69,7 +69,7 @@ def expected(data: SmallData, name: str, level: int, seed: int = 0) -> np.ndarra
 def test_arrays_hold_what_is_generated_severity_after_severity(
     tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corrupted_writer, "_LARGEST_BATCH", 3)
+    monkeypatch.setattr(writer, "_LARGEST_BATCH", 3)
     data = small()
     found = write_corrupted(data, tmp_path / "out", corruptions=SOME, seed=5, threads=threads)
     assert (found.kind, found.source, found.count, found.corruptions) == ("cifar-c", "generated", 7, tuple(SOME))
@@ -112,7 +112,7 @@ def test_a_failure_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(corrupted_writer, "corrupt", fails)
+        patch.setattr(writer, "corrupt", fails)
         with pytest.raises(OSError, match="No space left"):
             write_corrupted(small(), out, corruptions=SOME)
     assert listed(out) == [DESCRIPTION, "gaussian_noise.npy", "labels.npy"]

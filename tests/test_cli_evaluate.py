@@ -23,8 +23,9 @@ from fastmoll.cli.main import main
 from fastmoll.corruptions import CORRUPTIONS, corrupt
 from fastmoll.output import lock
 from fastmoll.pipelines.small import read_small
-from fastmoll.report.runs import read_run
+from fastmoll.report.read import read_run
 from fastmoll.robustness.loader import CorruptedLoader
+from fastmoll.robustness.stored_images import StoredImages
 from fastmoll.scoring import evaluate
 from fastmoll.train.small_images import main as train
 from fastmoll.weights import build_model, load_weights
@@ -128,6 +129,12 @@ def test_an_official_set_is_evaluated_and_its_results_say_of_what(
     assert "76 of 76 cells are done already" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
+    # A result that it does not belong to is named.
+    (mine / "result.json").write_text(json.dumps({"validation": {"count": 7}}))
+    assert run(*arguments) == 0
+    reason = "the run was validated on 7 images, not on 24"
+    assert f"the corrupted error was not added to {mine / 'result.json'}: {reason}\n" in capsys.readouterr().out
+
 
 SOME = ["--corruptions", "fog", "gaussian_noise", "--severities", "2", "5", "--device", "cpu"]
 
@@ -214,7 +221,11 @@ def test_some_outputs_of_a_network_of_ones_own_are_compared(
     assert run(tmp_path / "w.pt", "--net", net, "--classes", tmp_path / "names.txt", *again) == 0
     assert "2 of 2 cells are done already" in capsys.readouterr().out
     message = fails(capsys, f"python:{tmp_path / 'nets.py'}:other", *listed[1:], "--corrupted", f"official:{official}")
-    assert "with another network: it was nets.py:tiny and is now nets.py:other" in message
+    assert re.search(r"with another network: it was nets\.py:tiny \(.*\) and is now nets\.py:other \(", message)
+    (tmp_path / "nets.py").write_text(OWN + "# Another file.\n")
+    message = fails(capsys, *listed, "--corrupted", f"official:{official}")
+    assert re.search(r"another network: it was nets\.py:tiny \(digest of its file \w+\) and is now nets\.py:t", message)
+    (tmp_path / "nets.py").write_text(OWN)
     (tmp_path / "names.txt").write_text("9\n0\n2\n7\n1\n")
     message = fails(capsys, *listed, "--corrupted", f"official:{official}")
     assert re.search(r"with another choice of outputs: it was 3 of 5 \(digest \w+\) and is now 3 of 5", message)
@@ -237,6 +248,34 @@ def test_what_a_folder_of_photographs_leaves_open_must_be_said(
     assert "tiny can't take images of 32 x 32 pixels: RuntimeError" in fails(capsys, *arguments, "--size", "32")
     message = fails(capsys, *arguments, "--split", "test")
     assert re.search(r"split: \S+photos has no folder 'test', only cat, dog$", message)
+
+
+@pytest.mark.parametrize("limit", [7, 8])
+def test_that_many_files_are_looked_at_is_said_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    def stop(images: object) -> str:
+        raise ValueError("stopped")
+
+    monkeypatch.setattr("fastmoll.cli.evaluation._MANY_FILES", limit)
+    monkeypatch.setattr(StoredImages, "fingerprint", property(stop))
+    for number in range(8):
+        picture = Image.new("RGB", (120, 120), (10 * number, 90, 200))
+        for place in ("photos", "set/fog/1", "set/fog/2"):
+            path = tmp_path / place / f"class{number % 2}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.resize((120 if place == "photos" else 16,) * 2).save(path)
+    (tmp_path / "nets.py").write_text(OWN)
+    net = [f"python:{tmp_path / 'nets.py'}:two", "--out", tmp_path / "out", "--device", "cpu"]
+    for data, images, count in (
+        ("photos", ["--size", 16, "--corrupted", "generated"], 8),
+        ("photos", ["--corrupted", f"official:{tmp_path / 'set'}", "--severities", 1, 2, "--corruptions", "fog"], 24),
+        ("set/fog/1", ["--corrupted", f"official:{tmp_path / 'set'}", "--severities", 1, "--corruptions", "fog"], 8),
+    ):
+        assert run(*net, "--data", tmp_path / data, *images, "--mean", 0, 0, 0, "--std", 1, 1, 1) == 2
+        captured = capsys.readouterr()
+        assert captured.err == "error: stopped\n"
+        assert (f"looking at {count} files" in captured.out) == (count > limit)
 
 
 def rank_main(rank: int, world_size: int, port: int, arguments: list[str]) -> None:

@@ -21,7 +21,8 @@ from fastmoll.report import figures_method as method
 from fastmoll.report import figures_runs as of_runs
 from fastmoll.report.figures import all_figures
 from fastmoll.report.figures_ablations import ablations, find_sweeps
-from fastmoll.report.runs import Group, group_seeds, read_run
+from fastmoll.report.read import read_run
+from fastmoll.report.runs import Group, group_seeds
 from fastmoll.report.style import plain, style, write
 
 pytest.importorskip("matplotlib")

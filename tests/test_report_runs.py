@@ -14,7 +14,8 @@ from fake_runs import NAMES, fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS
 from fastmoll.report.labels import labels
-from fastmoll.report.runs import Group, find_runs, find_unfinished, group_seeds, read_run
+from fastmoll.report.read import find_runs, find_unfinished, read_run
+from fastmoll.report.runs import Group, group_seeds
 
 
 def write(folder: Path, **values: Any) -> Path:

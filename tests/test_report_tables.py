@@ -18,7 +18,8 @@ from fake_runs import fake_result, fake_runs, write_run
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.markdown import escape_markdown
 from fastmoll.paper import published
-from fastmoll.report.runs import Group, group_seeds, read_run
+from fastmoll.report.read import read_run
+from fastmoll.report.runs import Group, group_seeds
 from fastmoll.report.style import words
 from fastmoll.report.table import Number, Table, Value, as_text, escape_latex
 from fastmoll.report.tables import all_tables, architectures, benchmark, in_order, make_pairs, paper_check
@@ -462,3 +463,10 @@ def test_runs_are_in_order_of_the_numbers_in_their_settings(tmp_path: Path) -> N
     values = [{"settings": {"mollify.beta": [1, x]}} for x in (10, 2.5, 3)]
     rows = rows_of(benchmark(groups_of(tmp_path, *values)))
     assert [row["settings"] for row in rows] == [f"mollify.beta=1,{x}" for x in ("2.5", "3", "10")]
+
+
+def test_a_table_whose_rows_are_all_alike_keeps_its_first_column() -> None:
+    table = Table("Alike", "", ("data", "net", "settings"), (("digits", "wrn", None), ("digits", "wrn", None)))
+    assert table.split() == ([0], "In all rows: net wrn.")
+    assert "digits" in table.latex() and r"\begin{tabular}{l}" in table.latex()
+    assert Table("None", "why", (), ()).split() == ([], "")

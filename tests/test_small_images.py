@@ -71,6 +71,14 @@ def test_the_pairs_of_autoaugment_can_be_those_of_cifar10(tmp_path: Path, data: 
     assert any(not torch.equal(ours[name], other[name]) for name in ours)
 
 
+@pytest.mark.parametrize("augment", ["none", "fcr+trivial", "fc+augmix+mixup"])
+def test_pairs_that_no_augmentation_draws_from_are_refused(augment: str) -> None:
+    message = f"--data.auto-augment must be left out without auto in --data.augment, which is {augment}, got cifar10"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check(parse_small(["--augment", augment, "--data.auto-augment", "cifar10"]))
+    check(parse_small(["--augment", "fc+auto+mixup", "--data.auto-augment", "cifar10"]))
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, data: Path, world_size: int

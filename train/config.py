@@ -347,6 +347,13 @@ def check(config: Config) -> None:
     if isinstance(config, SmallConfig) and (config.data.mean is None) != (config.data.std is None):
         given = f"{config.data.mean} and {config.data.std}"
         raise ValueError(f"--data.mean and --data.std belong together, got {given}")
+    if isinstance(config, SmallConfig):
+        _require(
+            config.data.auto_augment == SmallDataConfig.auto_augment or "auto" in config.data.augment.split("+"),
+            "data.auto-augment",
+            config.data.auto_augment,
+            f"left out without auto in --data.augment, which is {config.data.augment}",
+        )
     _require(math.isfinite(optim.lr) and optim.lr > 0, "optim.lr", optim.lr, "positive")
     _require(0 <= optim.momentum < 1, "optim.momentum", optim.momentum, "in [0, 1)")
     _require(

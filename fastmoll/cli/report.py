@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         ImportError: Matplotlib is missing.
         OSError: the folder cannot be written.
     """
-    from fastmoll.report.runs import find_unfinished
+    from fastmoll.report.read import find_unfinished
     from fastmoll.report.write import report
 
     # A shell's runs/* has the tables of a sweep in it, too.

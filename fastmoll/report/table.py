@@ -130,12 +130,17 @@ class Table:
         return bool(cells) and all(isinstance(cell, int | Number) for cell in cells)
 
     def split(self) -> tuple[list[int], str]:
-        """Columns to show where width is dear, and a sentence on the text columns that are the same in all rows."""
+        """Columns to show where width is dear, and a sentence on the text columns that are the same in all rows.
+
+        At least one is shown: where all are such columns, the first.
+        """
         common = [
             place
             for place in range(len(self.columns))
             if len(self.rows) > 1 and not self.numeric(place) and len({as_text(row[place]) for row in self.rows}) == 1
         ]
+        if len(common) == len(self.columns):
+            common = common[1:]
         said = [f"{self.columns[x]} {as_text(self.rows[0][x])}" for x in common if self.rows[0][x] is not None]
         shown = [place for place in range(len(self.columns)) if place not in common]
         return shown, f"In all rows: {', '.join(said)}." if said else ""

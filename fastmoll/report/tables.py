@@ -189,8 +189,7 @@ def differences(groups: Sequence[Group]) -> Table:
     note = "Difference of the error, in percentage points; below zero mollification helps."
     if any(x.deviation is not None for row in found for x in row):
         note += " ± is the standard deviation of the difference of independent runs, from that over seeds of both."
-    every = [group for pair in pairs for group in pair]
-    note = " ".join(filter(None, (note, explain_frost(every), shared_settings(every))))
+    note = _on_runs(note, [group for pair in pairs for group in pair])
     return Table(title, note, (*columns, *(head for head, _ in places)), tuple(rows), _CORRUPTION_HEADS)
 
 
@@ -209,7 +208,7 @@ def every_run(groups: Sequence[Group]) -> Table:
         for group, key in zip(groups, keys, strict=True)
         for run in group.runs
     ]
-    note = " ".join(filter(None, (f"One row a seed. {_MEAN}", explain_frost(groups), shared_settings(groups))))
+    note = _on_runs(f"One row a seed. {_MEAN}", groups)
     return Table("Every run", note, (*columns[:-1], "seed", *heads, "weights"), tuple(rows), heads)
 
 
@@ -373,8 +372,13 @@ def _empty(title: str, reason: str) -> Table:
 
 
 def _note(text: str, groups: Sequence[Group]) -> str:
-    spread = _SPREAD if any(len(group.runs) > 1 for group in groups) else ""
-    return " ".join(filter(None, (text, spread, explain_frost(groups), shared_settings(groups))))
+    """A note on figures over seeds."""
+    return _on_runs(f"{text} {_SPREAD}" if any(len(group.runs) > 1 for group in groups) else text, groups)
+
+
+def _on_runs(text: str, groups: Sequence[Group]) -> str:
+    """A note, and what must be known of these runs: their frost, and the settings that all share."""
+    return " ".join(filter(None, (text, explain_frost(groups), shared_settings(groups))))
 
 
 def _published(group: Group, mollify: str | None = None) -> list[PublishedCell]:

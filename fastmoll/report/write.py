@@ -12,7 +12,8 @@ from typing import Final
 from fastmoll.output import replacing, write_json
 from fastmoll.report.figures import all_figures
 from fastmoll.report.page import write_page
-from fastmoll.report.runs import find_runs, group_seeds, read_run
+from fastmoll.report.read import find_runs, read_run
+from fastmoll.report.runs import group_seeds
 from fastmoll.report.style import Figure, check_matplotlib
 from fastmoll.report.table import Table
 from fastmoll.report.tables import all_tables, in_order
@@ -48,7 +49,7 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
     removed; any other file stays.
 
     Args:
-        runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report.runs.find_runs` takes it.
+        runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report.read.find_runs` takes it.
             Those that differ in their seed alone are averaged.
         out: Folder to write into: a new or an empty one, or that of an earlier report.
         images: The user's images, for the figures that need pictures.

@@ -17,12 +17,13 @@ from torchvision import models
 from fastmoll.kernels.checks import installed
 from fastmoll.models import check_model_name
 from fastmoll.pipelines import MEAN, STD
-from fastmoll.robustness.networks import call_function, find_function, find_names
+from fastmoll.robustness.networks import call_function, describe_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
-from fastmoll.sweep import file as sweep_file
+from fastmoll.sweep.file import AXES, QUIET, QUIET_RUN, flat, read_settings
 from fastmoll.weights import FORMAT, SOME_CLASSES, build_model, load_weights, read_file
 
 _OPTION: Final = "CHECKPOINT"
+_PREFIXES: Final = ("torchvision:", "timm:", "python:")
 # Filled in by the trainer from its data where the user gave none.
 _MEASURED: Final = ("data.mean", "data.std")
 
@@ -36,6 +37,8 @@ class Checkpoint:
         net: Name of the network.
         build: Makes it: ``build(num_classes, size, load)``, with its weights only where ``load``.
         folder: Where results about it belong.
+        identity: What tells the network from others besides its weights: its name, and of one that a function of the
+            user's makes, a digest of the file that defines that.
         size: Height and width of the images it is for, pixels; None: those it is given.
         num_classes: Number of its classes; None: only its weights tell.
         classes: Their names, in the order of its outputs, where it knows them.
@@ -47,6 +50,7 @@ class Checkpoint:
     net: str
     build: Callable[[int, int, bool], nn.Module]
     folder: Path
+    identity: str
     size: int | None = None
     num_classes: int | None = None
     classes: list[str] | None = None
@@ -170,6 +174,9 @@ def find_checkpoint(name: str, net: str | None = None) -> Checkpoint:
         net: Name of the network in the file, or a function that makes it, ``MODULE:FUNCTION`` or ``FILE.py:FUNCTION``;
             of our trainers' files it is known. Functions are told ``num_classes`` if they have such a parameter.
 
+    Returns:
+        What is known about it. Files are looked at and functions imported, but nothing is built or downloaded.
+
     Raises:
         ValueError: no such network, function, weights or file, a file that is damaged, or one of another network than
             ``net``.
@@ -219,6 +226,7 @@ def _torchvision(name: str, rest: str) -> Checkpoint:
         net,
         build,
         Path("runs") / f"{net}-{chosen.name}",
+        identity=net,
         size=transform.crop_size[0],
         num_classes=num_classes,
         standardisation=(transform.mean, transform.std),
@@ -251,6 +259,7 @@ def _timm(name: str, net: str) -> Checkpoint:
         net,
         build,
         Path("runs") / net.replace("/", "_"),
+        identity=net,
         size=facts.input_size[-1],
         num_classes=facts.num_classes,
         standardisation=(facts.mean, facts.std),
@@ -264,7 +273,7 @@ def _python(name: str, reference: str) -> Checkpoint:
         return call_function(function, net, num_classes, _OPTION)
 
     folder = Path("runs") / net.replace(".py:", "-").replace(":", "-")
-    return Checkpoint(name, net, build, folder)
+    return Checkpoint(name, net, build, folder, identity=describe_function(net, function))
 
 
 def _file(name: str, net: str | None) -> Checkpoint:
@@ -291,6 +300,10 @@ def _file(name: str, net: str | None) -> Checkpoint:
         elif net is None:
             raise ValueError(f"--net: {path} doesn't say of which network it is: name it")
         else:
+            if net.startswith(_PREFIXES):
+                prefix, _, bare = net.partition(":")
+                own = "; a network of timm is made by a function of yours, FILE.py:FUNCTION" if prefix == "timm" else ""
+                raise ValueError(f"--net takes the bare name, {bare}, got {net!r}{own}")
             if ":" in net:
                 net, function = find_function(net, "--net")
             else:
@@ -314,6 +327,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
         kind,
         build,
         path.parent,
+        identity=kind if function is None else describe_function(kind, function),
         size=size,
         num_classes=None if classes is None else len(classes),
         classes=classes,
@@ -351,12 +365,12 @@ def _changes(config: Mapping[str, Any]) -> dict[str, Any]:
     data, small = config["data"], "name" in config["data"]
     recipe = str(config.get("recipe", "finetune"))
     base = [f"--data={data['name']}"] if small else [str(data.get("path") or "data"), f"--recipe={recipe}"]
-    (answer,) = sweep_file.read_settings([("small_images" if small else "imagenet", base)])
+    (answer,) = read_settings([("small_images" if small else "imagenet", base)])
     if "settings" not in answer:
         return {}  # of a version of the trainer that had other recipes
-    before = sweep_file.flat(answer["settings"])
-    now = sweep_file.flat({name: value for name, value in config.items() if name != "resolved"})
-    quiet = {*sweep_file.QUIET, *sweep_file.QUIET_RUN, *sweep_file.AXES.values(), *_MEASURED, "recipe"}
+    before = flat(answer["settings"])
+    now = flat({name: value for name, value in config.items() if name != "resolved"})
+    quiet = {*QUIET, *QUIET_RUN, *AXES.values(), *_MEASURED, "recipe"}
     if not config["mollify"]["enabled"]:
         quiet |= {name for name in now if name.startswith("mollify.")}
     changes = {name: value for name, value in now.items() if name not in quiet and value != before.get(name)}

@@ -9,7 +9,9 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
     """Load what makes a network: ``"package.module:function"`` or ``"path/to/file.py:function"``.
 
     Modules are looked for in the working directory, too, and those that a file imports beside it, as Python does for a
-    script.
+    script. Afterwards that folder is the last place where modules are looked for: one that is called as one of an
+    installed package stays out of the way of those who import that later.
 
     Args:
         reference: Where the function is.
@@ -41,11 +44,9 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
     path = Path(place).resolve() if place.endswith(".py") else None
     if path is not None and not path.is_file():
         raise ValueError(f"{option}: there is no file {place}")
-    folder = os.getcwd() if path is None else str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(place) if path is None else _load(path)
+        with _looking_in(os.getcwd() if path is None else str(path.parent)):
+            module = importlib.import_module(place) if path is None else _load(path)
     except (Exception, SystemExit) as error:  # whatever the code of others raises
         raise ValueError(f"{option}: {place} can't be imported: {_reason(error)}") from error
     function = getattr(module, name, None)
@@ -56,6 +57,25 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
         fault = "is no function or class" if hasattr(module, name) else "does not exist"
         raise ValueError(f"{option}: {name} in {place} {fault}{hint}")
     return f"{place if path is None else path.name}:{name}", function
+
+
+def describe_function(name: str, function: Callable[..., Any]) -> str:
+    """The name of a function, and a digest of the file that defines it, where there is one.
+
+    Args:
+        name: What to call it.
+        function: As from `find_function`.
+    """
+    try:
+        inner = inspect.unwrap(function.func if isinstance(function, partial) else function)
+        # Of an object that can be called, its class says where it is defined.
+        source = inspect.getsourcefile(inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner))
+        content = None if source is None else Path(source).read_bytes()
+    except (TypeError, ValueError, OSError):  # written in C, or in no file
+        content = None
+    if content is None:
+        return name
+    return f"{name} (digest of its file {hashlib.blake2b(content, digest_size=8).hexdigest()})"
 
 
 def call_function(function: Callable[..., Any], name: str, num_classes: int, option: str) -> nn.Module:
@@ -158,6 +178,9 @@ def find_names(wanted: Sequence[str], names: Sequence[str], path: object) -> lis
         names: Names of the outputs.
         path: Where ``names`` are from, for messages.
 
+    Returns:
+        For each of ``wanted``, in that order, its position in ``names``.
+
     Raises:
         ValueError: one isn't there, or more than once.
     """
@@ -178,6 +201,21 @@ def describe_outputs(kept: Sequence[int], count: int) -> str:
     """Which outputs are compared, in one line."""
     digest = hashlib.blake2b(repr(list(kept)).encode(), digest_size=8).hexdigest()
     return f"{len(kept)} of {count} (digest {digest})"
+
+
+@contextmanager
+def _looking_in(folder: str) -> Iterator[None]:
+    """Let modules be looked for in a folder first, as in that of a script, and afterwards in it last."""
+    if folder in sys.path:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:  # the code of others may have changed that
+            sys.path.remove(folder)
+        sys.path.append(folder)
 
 
 def _load(path: Path) -> Any:

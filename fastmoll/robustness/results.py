@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +22,14 @@ from fastmoll.distributed import Process
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
 from fastmoll.metrics import mean_corruption_error
 from fastmoll.output import write_json
-from fastmoll.report.runs import label_images
+from fastmoll.report.runs import MEANS, label_images
 
 Cell = tuple[str, int] | None
 """A corruption and its severity; None: the clean images."""
 _FORMAT: Final = 1
-_MEANS: Final = ("error", "nll", "ece", "ece_batch100")
 _FIGURES: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100", "count")
 _CELL: Final = (*_FIGURES, "reliability")
+_PARTS: Final = ("header", "fingerprint", "environment", "images")
 _HEADER: Final = ("source", "frost", "data", "net", "count", "baseline")
 
 
@@ -59,6 +59,8 @@ class Results:
         fingerprint: Mapping[str, Any],
         environment: Mapping[str, Any],
         images: Mapping[str, str] | None = None,
+        *,
+        of_files: bool = False,
     ) -> None:
         """Describe the evaluation; the folder isn't touched before `begin`.
 
@@ -68,9 +70,10 @@ class Results:
             fingerprint: All that the figures depend on, by name.
             environment: Versions and device.
             images: Digest of each cell's images, where they are read; cells may be missing.
+            of_files: Whether these are files, whose times are in the digests: a copy may have lost those.
         """
         self.out, self.header, self.environment = out, dict(header), dict(environment)
-        self._images = dict(images or {})
+        self._images, self._of_files = dict(images or {}), of_files
         self._fingerprint = json.loads(json.dumps(fingerprint))
         text = json.dumps(self._fingerprint, sort_keys=True)
         self.evaluation = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -85,13 +88,17 @@ class Results:
         path = out / "settings.json"
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            found = cls(out, *(content[name] for name in ("header", "fingerprint", "environment", "images")))
-            _ = [found.header[name] for name in _HEADER], found._fingerprint.keys()
-            return found
+            for name in _PARTS:
+                if not isinstance(content, dict) or not isinstance(content.get(name), dict):
+                    raise ValueError(f"it has no {name}")
+            for name in _HEADER:
+                if name not in content["header"]:
+                    raise ValueError(f"its header has no {name}")
+            return cls(out, *(content[name] for name in _PARTS))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ValueError(f"{out} holds no evaluation: there is no {path}") from error
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {error!r}") from error
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
 
     def begin(self) -> None:
         """Write down what the evaluation is of, or check it against the one that is there, whose environment is kept.
@@ -108,7 +115,7 @@ class Results:
             names = sorted(before.keys() | now.keys())
             pairs = [(name, before.get(name), now.get(name), "") for name in names]
             known = [name for name in self._images if name in there._images]
-            hint = ", or copy the set with the times of its files (cp -a)"
+            hint = ", or copy the set with the times of its files (cp -a)" if self._of_files else ""
             pairs += [
                 (f"{name} (digest of its images)", there._images[name], self._images[name], hint) for name in known
             ]
@@ -187,7 +194,7 @@ class Results:
             **self.header,
             "clean": done[None],
             "cells": cells,
-            "corrupted": {metric: statistics.fmean(cell[metric] for cell in every) for metric in _MEANS},
+            "corrupted": {metric: statistics.fmean(cell[metric] for cell in every) for metric in MEANS},
             "mce": mean_corruption_error(cells) if self.has_mce else None,
             "environment": {**self.environment, "precision": self._fingerprint.get("precision", "off")},
         }
@@ -241,42 +248,52 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def add_to_result(folder: Path, content: Mapping[str, Any]) -> bool:
+def add_to_result(folder: Path, content: Mapping[str, Any]) -> str | None:
     """Add the corrupted error to the ``result.json`` of the trainer's run in ``folder``, where there is one.
 
-    Not if that was validated on another number of images, nor where it can't be read or written; and an error on
-    official images is not replaced by one on generated images. Whether they are the same images, the caller knows: see
-    `Checkpoint.validated_on`.
+    Not if that was validated on another number of images, and an error on official images is not replaced by one on
+    generated images. Whether they are the same images, the caller knows: see `Checkpoint.validated_on`. A folder that
+    may only be read is left as it is.
 
     Args:
         folder: The run's folder.
         content: What `Results.finish` returned.
 
     Returns:
-        Whether it was added.
+        Why it was not added, with the path; None where it was, where there is no such file, and where the folder may
+        only be read.
 
     Raises:
         ValueError: the file is damaged.
     """
+    if not os.access(folder, os.W_OK):
+        return None
     path = folder / "result.json"
-    with suppress(OSError):
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            count = result["validation"]["count"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path} is damaged, and did not get the corrupted error: {error!r}") from error
-        if count == content["count"]:
-            before = result.get("corrupted")
-            if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
-                return False
-            # The trainer's errors are fractions.
-            result["corrupted"] = {
-                "error": content["corrupted"]["error"] / 100,
-                "source": label_images(content["source"], content["frost"]),
-            }
-            write_json(path, result)
-            return True
-    return False
+    refused = "the corrupted error was not added to"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        count = result["validation"]["count"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{refused} {path}, which can't be read: {error.strerror}"
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is damaged, and did not get the corrupted error: {error!r}") from error
+    if count != content["count"]:
+        return f"{refused} {path}: the run was validated on {count} images, not on {content['count']}"
+    before = result.get("corrupted")
+    if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
+        return f"{refused} {path}, which has that of official images: one of generated images does not replace it"
+    # The trainer's errors are fractions.
+    result["corrupted"] = {
+        "error": content["corrupted"]["error"] / 100,
+        "source": label_images(content["source"], content["frost"]),
+    }
+    try:
+        write_json(path, result)
+    except OSError as error:
+        return f"the corrupted error was not added: {error}"
+    return None
 
 
 def environment(process: Process) -> dict[str, Any]:
@@ -297,7 +314,7 @@ def environment(process: Process) -> dict[str, Any]:
 
 def _row(title: str, errors: Sequence[float | None], cells: Sequence[Mapping[str, Any]]) -> str:
     by_severity = "".join(f"{'–' if error is None else f'{error:.2f}':>7}" for error in errors) or " " * 7 * 5
-    mean = {metric: statistics.fmean(cell[metric] for cell in cells) for metric in _MEANS}
+    mean = {metric: statistics.fmean(cell[metric] for cell in cells) for metric in MEANS}
     return (
         f"{title:<18}{by_severity}{mean['error']:>10.2f}{mean['nll']:>10.4f}{mean['ece']:>10.4f}"
         f"{mean['ece_batch100']:>10.4f}"

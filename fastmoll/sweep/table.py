@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.markdown import escape_markdown
+from fastmoll.output import LARGEST_LOSS
 from fastmoll.paper import PublishedCell, paper_mollification, published
 from fastmoll.sweep.file import Run
 
@@ -25,7 +26,6 @@ _PAPER: Final = {
     "ece": ("ece", "clean"),
     "corrupted": ("error", "corrupted"),
 }
-_LARGEST: Final = 3.5e38  # just above what float32, in which losses are, holds
 _KEYS: Final = ("data", "net", "augment", "mollify", "settings", "source", "seeds")
 _NOTE: Final = "± is the standard deviation over seeds (n - 1); ECE has 15 bins over the whole set."
 _TO_DO: Final = (
@@ -92,7 +92,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
             **({"corrupted.error": corrupted["error"]} if corrupted else {}),
         }
         for name, figure in found.items():
-            high = _LARGEST if name.endswith("nll") else 1
+            high = LARGEST_LOSS if name.endswith("nll") else 1
             if not isinstance(figure, int | float) or isinstance(figure, bool) or not 0 <= figure <= high:
                 raise ValueError(f"{name} is {json.dumps(figure)}")
         source = corrupted.get("source", "")

@@ -18,7 +18,7 @@ from fake_runs import fake_result, fake_runs, write_run
 from PIL import Image
 
 from fastmoll.cli import report as cli_report
-from fastmoll.report import write as report_module
+from fastmoll.report import write
 
 pytest.importorskip("matplotlib")
 
@@ -47,7 +47,7 @@ def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
         (out / "one.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
         return [Figure("one", "One", "It.", out / "one.png", out / "one.svg"), Figure("no", "No", "none", None, None)]
 
-    monkeypatch.setattr(report_module, "all_figures", draw)
+    monkeypatch.setattr(write, "all_figures", draw)
 
 
 def test_a_report_is_tables_figures_and_a_page_with_all_of_them(
@@ -125,7 +125,7 @@ def test_a_report_that_stopped_halfway_is_made_again_in_its_place(
 ) -> None:
     run = write_run(tmp_path / "run", fake_result(count=40))
     out = tmp_path / "out"
-    usual = report_module.replacing
+    usual = write.replacing
 
     def stop(path: Path) -> Any:
         if path.suffix == ".html":
@@ -133,7 +133,7 @@ def test_a_report_that_stopped_halfway_is_made_again_in_its_place(
         return usual(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(report_module, "replacing", stop)
+        patch.setattr(write, "replacing", stop)
         with pytest.raises(OSError, match="the disk is full"):
             report([run], out)
     assert (out / "figures").is_dir() and not (out / "report.html").exists()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fastmoll.distributed import Process, Stop
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.metrics import ALEXNET, mean_corruption_error
-from fastmoll.report.runs import read_run
+from fastmoll.report.read import read_run
 from fastmoll.robustness.measure import measure, rescore
 from fastmoll.robustness.predictions import Predictions, read_predictions, write_predictions
 from fastmoll.robustness.results import (
@@ -73,9 +73,9 @@ class Loader:
             yield self.images[rows], self.labels[rows], rows
 
 
-def begun(out: Path, images: dict[str, str] | None = None, **fingerprint: Any) -> Results:
+def begun(out: Path, images: dict[str, str] | None = None, of_files: bool = False, **fingerprint: Any) -> Results:
     out.mkdir(exist_ok=True)
-    results = Results(out, HEADER, {"checkpoint": "abc", **fingerprint}, {"device": "cpu"}, images)
+    results = Results(out, HEADER, {"checkpoint": "abc", **fingerprint}, {"device": "cpu"}, images, of_files=of_files)
     results.begin()
     return results
 
@@ -148,9 +148,17 @@ def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pat
     with pytest.raises(ValueError, match=r"clean\.json is of another evaluation"):
         begun(tmp_path, seed=2).read(None)
     empty: dict[str, Any] = {name: {} for name in ("header", "fingerprint", "environment", "images")}
-    for damaged in ({}, [], empty, {**empty, "header": HEADER, "fingerprint": 3}, {**empty, "images": [1]}):
+    short = {name: value for name, value in HEADER.items() if name != "frost"}
+    for damaged, reason in (
+        ({}, "it has no header"),
+        ([], "it has no header"),
+        (empty, "its header has no source"),
+        ({**empty, "header": short}, "its header has no frost"),
+        ({**empty, "header": HEADER, "fingerprint": 3}, "it has no fingerprint"),
+        ({**empty, "header": HEADER, "images": [1]}, "it has no images"),
+    ):
         (tmp_path / "settings.json").write_text(json.dumps(damaged))
-        with pytest.raises(ValueError, match=r"settings\.json is damaged"):
+        with pytest.raises(ValueError, match=rf"settings\.json is damaged: {reason}$"):
             begun(tmp_path, seed=1)
 
 
@@ -166,7 +174,10 @@ def test_a_corruption_whose_images_were_replaced_is_refused_by_name_and_a_new_on
     begun(tmp_path, {"frost-1": "b", "frost-2": "c"})
     begun(tmp_path, {"fog-1": "a", "frost-2": "c"})
     with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): it was c and is now d; .* \(cp -a\)"):
-        begun(tmp_path, {"fog-1": "a", "frost-1": "b", "frost-2": "d"})
+        begun(tmp_path, {"fog-1": "a", "frost-1": "b", "frost-2": "d"}, of_files=True)
+    # Arrays are told apart by their content alone.
+    with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): .* choose another folder$"):
+        begun(tmp_path, {"frost-2": "d"})
 
 
 def test_the_environment_is_the_one_the_cells_were_measured_in(tmp_path: Path, finished: Path) -> None:
@@ -301,20 +312,44 @@ def test_the_table_shows_every_severity_and_what_the_images_are(finished: Path, 
 def test_a_trainers_result_gets_the_corrupted_error_as_a_fraction(tmp_path: Path, finished: Path) -> None:
     content = json.loads((finished / "robustness.json").read_text())
     path = tmp_path / "result.json"
-    assert not add_to_result(tmp_path, content) and not path.exists()
+    assert add_to_result(tmp_path, content) is None and not path.exists()
     result = {"validation": {"error": 0.5, "count": 120.0}, "steps": 3}
     path.write_text(json.dumps(result))
-    assert add_to_result(tmp_path, content)
+    assert add_to_result(tmp_path, content) is None
     added = {"error": content["corrupted"]["error"] / 100, "source": "official"}
     assert json.loads(path.read_text()) == {**result, "corrupted": added}
     # Those of generated images don't replace it, nor do those of other data.
-    assert not add_to_result(tmp_path, {**content, "source": "generated"})
-    assert not add_to_result(tmp_path, {**content, "count": 7})
+    refused = f"the corrupted error was not added to {path}"
+    reason = add_to_result(tmp_path, {**content, "source": "generated"})
+    assert reason == f"{refused}, which has that of official images: one of generated images does not replace it"
+    reason = add_to_result(tmp_path, {**content, "count": 7})
+    assert reason == f"{refused}: the run was validated on 120.0 images, not on 7"
     assert json.loads(path.read_text())["corrupted"] == added
     path.write_text(json.dumps(result))
-    assert add_to_result(tmp_path, {**content, "source": "generated", "frost": "made"})
+    assert add_to_result(tmp_path, {**content, "source": "generated", "frost": "made"}) is None
     assert json.loads(path.read_text())["corrupted"]["source"] == "generated (frost: made)"
-    assert add_to_result(tmp_path, content) and json.loads(path.read_text())["corrupted"] == added
+    assert add_to_result(tmp_path, content) is None and json.loads(path.read_text())["corrupted"] == added
+
+
+def test_a_trainers_result_that_can_not_be_written_is_named_unless_its_folder_may_only_be_read(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = json.loads((finished / "robustness.json").read_text())
+    path = tmp_path / "result.json"
+    path.write_text('{"validation": {"count": 120}}')
+
+    def fail(path: Path, content: object) -> None:
+        raise OSError(f"{path} can't be written: No space left on device")
+
+    monkeypatch.setattr("fastmoll.robustness.results.write_json", fail)
+    reason = add_to_result(tmp_path, content)
+    assert reason == f"the corrupted error was not added: {path} can't be written: No space left on device"
+    path.unlink()
+    path.mkdir()
+    reason = add_to_result(tmp_path, content)
+    assert reason == f"the corrupted error was not added to {path}, which can't be read: Is a directory"
+    monkeypatch.setattr(os, "access", lambda place, mode: (place, mode) != (tmp_path, os.W_OK))
+    assert add_to_result(tmp_path, content) is None
 
 
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"validation": null}', '{"validation": [1]}'])

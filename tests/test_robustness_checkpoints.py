@@ -78,8 +78,15 @@ def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path / "w.pt"))
     with pytest.raises(ValueError, match="no classification model 'resnet19'"):
         find_checkpoint(str(tmp_path / "w.pt"), "resnet19")
+    with pytest.raises(ValueError, match=r"--net takes the bare name, resnet18, got 'torchvision:resnet18'$"):
+        find_checkpoint(str(tmp_path / "w.pt"), "torchvision:resnet18")
+    with pytest.raises(
+        ValueError, match=r"bare name, x, got 'timm:x'; a network of timm is made by a function of yours"
+    ):
+        find_checkpoint(str(tmp_path / "w.pt"), "timm:x")
     found = find_checkpoint(str(tmp_path / "w.pt"), "resnet18")
     assert (found.net, found.num_classes, found.classes, found.config) == ("resnet18", None, None, {})
+    assert found.identity == "resnet18"
     assert found.training == {"augment": None, "mollify": None, "seed": None, "settings": {}}
     assert found.build(4, 64, True).fc.out_features == 4
     with pytest.raises(ValueError, match=r"CHECKPOINT: .*fc\.weight is \(4, 512\) there and \(5, 512\) here"):

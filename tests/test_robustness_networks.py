@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from fastmoll.robustness.networks import (
     SomeOutputs,
     call_function,
     count_outputs,
+    describe_function,
     find_function,
     find_names,
     read_names,
@@ -90,6 +94,46 @@ def test_a_function_is_found_in_a_file_or_a_module_of_the_working_directory(
 def test_a_function_that_is_not_there_is_named(code: Path, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find_function(name.format(file=code), "--net")
+
+
+def test_what_is_beside_a_file_comes_first_while_it_is_loaded_and_last_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("installed", "mine"):
+        (tmp_path / name).mkdir()
+        for module in ("beside_of_mine", "later_of_mine"):
+            (tmp_path / name / f"{module}.py").write_text(f"WHERE = {name!r}\n")
+    (tmp_path / "mine" / "nets.py").write_text("import beside_of_mine\n\n\ndef f():\n    pass\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed")])
+    for module in ("beside_of_mine", "later_of_mine"):
+        monkeypatch.setitem(sys.modules, module, sys)  # so that they are gone afterwards
+        del sys.modules[module]
+    find_function(f"{tmp_path / 'mine' / 'nets.py'}:f", "--net")
+    assert sys.modules["beside_of_mine"].WHERE == "mine"
+    assert importlib.import_module("later_of_mine").WHERE == "installed"
+    assert sys.path[-1] == str(tmp_path / "mine")
+
+
+def test_a_function_is_told_from_one_whose_file_has_changed(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def described(name: str) -> str:
+        return describe_function(*find_function(f"{code}:{name}", "--net"))
+
+    code.write_text(code.read_text() + "\nimport functools\npart = functools.partial(fixed)\nmade = Net(3)\n")
+    code.write_text(code.read_text() + "kept = functools.lru_cache(fixed)\nfrom helper_of_mine import *\n")
+    code.with_name("helper_of_mine.py").write_text("WIDTH = 5\n\n\ndef theirs():\n    pass\n")
+    names = ["Net", "fixed", "part", "kept", "made"]
+    before = {name: described(name) for name in names}
+    assert all(re.fullmatch(rf"nets_of_mine\.py:{name} \(digest of its file \w+\)", before[name]) for name in names)
+    assert len({text.partition(" ")[2] for text in before.values()}) == 1
+    theirs = described("theirs").partition(" ")[2]
+    assert theirs and theirs not in before["fixed"]
+    code.write_text(code.read_text().replace("Linear(3, 7)", "Linear(3, 8)"))
+    assert all(described(name) != before[name] for name in names)
+    assert described("theirs").endswith(theirs)  # its own file has not changed
+    assert describe_function("math:sqrt", math.sqrt) == "math:sqrt"
+    typed: dict[str, Any] = {}
+    exec("def f(): pass", typed)
+    assert describe_function("f", typed["f"]) == "f"
 
 
 def test_code_that_fails_or_gives_no_network_is_named(code: Path, tmp_path: Path) -> None:

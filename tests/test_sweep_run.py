@@ -1,0 +1,294 @@
+"""Runs of a sweep: which are chosen, and that they fail, stop and go on one by one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from sweeps import DIGITS, finish, names
+
+import fastmoll
+from fastmoll.cli.main import main
+from fastmoll.sweep import run as sweep
+from fastmoll.sweep.file import Run, read_sweep
+from fastmoll.sweep.run import run_sweep, select
+
+# Stands for a trainer: two steps with a checkpoint after each, unless the folder above says what else it should do.
+FAKE = """
+import fcntl, json, os, pathlib, sys, time
+out = pathlib.Path(sys.argv[sys.argv.index("--run.output") + 1])
+assert "--run.resume" in sys.argv and not (out / "result.json").exists()
+lock = open(out / ".lock", "a")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+place = os.environ.get("CUDA_VISIBLE_DEVICES") or sys.argv[sys.argv.index("--run.device") + 1]
+begin = time.monotonic()
+checkpoint, wait, bad = out / "checkpoint.pt", out.parent / "wait", out.parent / "bad"
+first = int(checkpoint.read_text()) if checkpoint.exists() else 0
+for step in range(first, 2):
+    print("step", step, flush=True)
+    checkpoint.write_text(str(step + 1))
+    while wait.exists():
+        time.sleep(0.01)
+if bad.exists() and bad.read_text() in sys.argv:
+    print("\\rbar 1\\rbar 2\\nerror: no such thing", file=sys.stderr)
+    sys.exit(2)
+time.sleep(0.1)
+(out / "log").write_text(json.dumps([place, begin, time.monotonic(), first]))
+(out / "result.json").write_text(json.dumps({"validation": {"error": 0.25, "nll": 1.0, "ece": 0.1}}))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `FAKE` be the trainer."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    theirs = sweep.trainer_command
+
+    def command(run: Run, folder: Path, device: str) -> list[str]:
+        return [sys.executable, "-S", str(tmp_path / "fake.py"), *theirs(run, folder, device)[3:]]
+
+    monkeypatch.setattr(sweep, "trainer_command", command)
+
+
+def driver(*options: str, real: bool = False) -> list[str]:
+    """A command that sweeps through ``some.toml``, with `FAKE` unless ``real``."""
+    swap = "" if real else "sweep.trainer_command = lambda *x: [sys.executable, '-S', 'fake.py', *theirs(*x)[3:]]"
+    code = (
+        "import sys; from fastmoll.cli.main import main; from fastmoll.sweep import run as sweep\n"
+        f"theirs = sweep.trainer_command\n{swap}\n"
+    )
+    return [sys.executable, "-c", f"{code}sys.exit(main(sys.argv[1:]))", "sweep", "some.toml", *options]
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 100
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.005)
+
+
+def test_every_option_has_help_and_bad_usage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "--help"]) == 0
+    text = capsys.readouterr().out
+    options = ["FILE", "--out", "--filter", "--task", "--device", "--gpus", "--list", "--table", "paper.toml"]
+    assert all(word in text for word in options)
+    assert main(["sweep", "paper.toml", "--list", "--table"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["0/3", "4/3", "1", "1/0", "-1/3", "a/3"])
+def test_a_task_that_is_no_part_is_refused(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "paper.toml", f"--task={task}"]) == 2
+    assert f"1 <= i <= n, for example 1/8 to 8/8 (--array=1-8), got '{task}'" in capsys.readouterr().err
+
+
+# --- which runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_filter_is_a_value_before_it_is_a_part_of_a_name(paper_sweep: list[Run]) -> None:
+    def chosen(*filters: str) -> list[str]:
+        return names(select(paper_sweep, filters))
+
+    assert chosen("cifar10") == [name for name in names(paper_sweep) if name.startswith("cifar10-")]
+    assert chosen("cifar") == [name for name in names(paper_sweep) if name.startswith("cifar")]
+    plain = ["cifar10-presnet50-fcr-seed0", "cifar10-presnet50-fcr-seed1", "cifar10-presnet50-fcr-seed2"]
+    assert chosen("cifar10", "presnet50", "fcr", "mollify=false") == plain
+    assert chosen("data=cifar10", "net=presnet50", "augment=fcr", "mollify=false", "seed=1") == plain[1:2]
+    assert {*chosen("mollify.k-noise=2.0")} == {*chosen("mollify.k_noise=2")} == {*chosen("mollify.k_noise=2")}
+    assert len(chosen("mollify.k_noise=2")) == 9
+    assert len(chosen("mollify.roles=1,0,1", "seed0")) == 3
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        (["cifra10"], "no run matches 'cifra10': did you mean 'cifar10'?"),
+        (["nets=presnet50"], "unknown key 'nets': did you mean 'net'?"),
+        (["net=presnet51"], "no run matches 'net=presnet51': did you mean 'net=presnet50'?"),
+        (["seed=3"], "no run matches 'seed=3': did you mean 'seed="),
+        (["wrn40", "fcr+mixup"], "no run matches all of wrn40, fcr+mixup"),
+    ],
+)
+def test_a_filter_that_matches_nothing_is_an_error(paper_sweep: list[Run], filters: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        select(paper_sweep, filters)
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_the_tasks_of_an_array_share_no_run_and_leave_none_out(
+    write_sweep: Callable[[str], Path], capsys: pytest.CaptureFixture[str], done: int
+) -> None:
+    runs = read_sweep(write_sweep(DIGITS.replace("seed = [0, 1]", "seed = [0, 1, 2, 3, 4]")))
+    for run in runs[:done]:
+        finish(Path("runs/some") / run.name, error=0.1)
+    listed = []
+    for part in (1, 2, 3, 4):
+        assert main(["sweep", "some.toml", "--list", "--task", f"{part}/4"]) == 0
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert len(lines) in (2, 3) and last.startswith(f"{len(lines)} runs in runs/some: ")
+        listed += [tuple(line.split(maxsplit=1 if line[:4] == "done" else 2)) for line in lines]
+    assert sorted(words[-1] for words in listed) == sorted(names(runs))
+    assert sum(words[0] == "done" for words in listed) == done
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_failed_run_is_reported_the_others_go_on_and_only_it_is_done_again(
+    write_sweep: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sweep(DIGITS)
+    out = Path("there")
+    out.mkdir()
+    (out / "bad").write_text("--run.seed=0")
+    command = ["sweep", "some.toml", "--out", "there", "--device", "cpu"]
+    assert main([*command, "--filter", "mollify=true"]) == 1
+    text = capsys.readouterr().out
+    name = "digits-shufflenet_v2_x0_5-none-mollify-seed0"
+    assert re.search(rf"{name}: failed after 00:00:0\d, exit status 2; there/{name}/output.txt:\n    step 0", text)
+    assert "    bar 2\n    error: no such thing\n" in text and "bar 1" not in text
+    assert "1 done, 1 failed" in text and "1 of 2 runs done" in text
+    (out / "bad").unlink()
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "4 runs, 1 of them done" in text and f"{name}: resumed on the CPU" in text and text.count(": done in") == 3
+    assert "4 of 4 runs done" in text
+    before = sorted((path, path.stat().st_mtime_ns) for path in out.glob("*/*"))
+    assert main(command) == 0
+    assert sorted((path, path.stat().st_mtime_ns) for path in out.glob("*/*")) == before
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(("gpus", "expected"), [(None, ["2", "GPU-5"]), ("2", ["2"])])
+def test_each_gpu_has_one_run_at_a_time(
+    write_sweep: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, gpus: str | None, expected: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
+    path = write_sweep(DIGITS)
+    assert run_sweep(path, gpus=gpus) == 0
+    logs = [json.loads(file.read_text()) for file in Path("runs/some").glob("*/log")]
+    assert len(logs) == 4 and sorted({place for place, *_ in logs}) == expected
+    for place in expected:
+        spans = sorted((begin, end) for name, begin, end, _ in logs if name == place)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    if gpus is None:  # and the GPUs work at the same time
+        spans = sorted((begin, end, place) for place, begin, end, _ in logs)
+        assert spans[1][0] < spans[0][1] and spans[0][2] != spans[1][2]
+    with pytest.raises(ValueError, match="--gpus must be some of 2,GPU-5, each once, got '0'"):
+        run_sweep(path, gpus="0")
+
+
+def test_gpus_that_are_not_there_are_refused(
+    write_sweep: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = write_sweep(DIGITS)
+    with pytest.raises(ValueError, match="--gpus: torch finds no usable CUDA device"):
+        run_sweep(path, gpus="0")
+    with pytest.raises(ValueError, match="--device: torch finds no usable CUDA device"):
+        run_sweep(path, device="cuda")
+    with pytest.raises(ValueError, match="--gpus: there are none to use with --device cpu, got '0'"):
+        run_sweep(path, device="cpu", gpus="0")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_end_of_a_job_ends_the_trainers_and_the_next_sweep_goes_on(
+    write_sweep: Callable[[str], Path], tmp_path: Path
+) -> None:
+    write_sweep(DIGITS)
+    out = tmp_path / "runs" / "some"
+    out.mkdir(parents=True)
+    (out / "wait").touch()
+    with subprocess.Popen(driver("--device=cpu"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: [*out.glob("*/checkpoint.pt")], process)
+        process.terminate()  # as SLURM does at the time limit
+        text, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "interrupted\n"), (text, error)
+    assert text.endswith("stopped; the same command goes on (4 to do)\n")
+    (begun,) = out.glob("*/checkpoint.pt")
+    with open(begun.parent / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the trainer has ended
+    assert "KeyboardInterrupt" in (begun.parent / "output.txt").read_text()
+    (out / "wait").unlink()
+    assert run_sweep("some.toml", device="cpu") == 0
+    assert json.loads((begun.parent / "log").read_text())[3] == 1  # went on after its first step
+    assert len([*out.glob("*/result.json")]) == 4
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_run_that_another_process_is_at_is_left_to_it(
+    write_sweep: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_sweep(DIGITS)
+    out = tmp_path / "runs" / "some"
+    out.mkdir(parents=True)
+    (out / "wait").touch()
+    command = driver("--device=cpu", "--filter=mollify")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: [*out.glob("*/checkpoint.pt")], process)
+        process.kill()  # the sweep is gone, its trainer goes on
+    (begun,) = out.glob("*/checkpoint.pt")
+    by_hand = out / "digits-shufflenet_v2_x0_5-none-seed1"
+    by_hand.mkdir()
+    with open(by_hand / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert run_sweep(path, action="list") == 0
+        text = capsys.readouterr().out
+        assert all(re.search(rf"^running +{x.name}$", text, re.M) for x in (begun.parent, by_hand))
+        assert run_sweep(path, filters=["seed1"], device="cpu", task="1/2") == 0  # the one by hand
+        assert run_sweep(path, filters=["mollify", "seed0"], device="cpu") == 0
+        text = capsys.readouterr().out
+    assert all(f"{x.name}: left to another process" in text for x in (begun.parent, by_hand))
+    assert text.count("1 left to another process\n") == 2 and "started" not in text
+    (out / "wait").unlink()
+    while sweep.state(begun.parent) == "running":
+        time.sleep(0.01)
+    assert json.loads((begun.parent / "log").read_text())[3] == 0  # nobody interfered
+    assert run_sweep(path, device="cpu") == 0
+    assert len([*out.glob("*/result.json")]) == 4
+
+
+def test_the_trainer_itself_is_stopped_goes_on_and_ends_in_the_table(
+    write_sweep: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = write_sweep("""
+[[grid]]
+data = "digits"
+mollify = true
+options = { "run.max-steps" = 30, "run.checkpoint-every" = 1 }
+""")
+    root = str(Path(fastmoll.__file__).parent.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (run,) = read_sweep(path)
+    folder = tmp_path / "runs" / "some" / run.name
+    command = driver("--device=cpu", real=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for((folder / "checkpoint.pt").exists, process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130 and not (folder / "result.json").exists()
+    assert main(["sweep", str(path), "--device", "cpu"]) == 0
+    assert re.search(r"resuming .*checkpoint.pt after step [1-9]", (folder / "output.txt").read_text())
+    result = json.loads((folder / "result.json").read_text())
+    assert result["steps"] == 30 and json.loads((folder / "config.json").read_text())["mollify"]["enabled"]
+    error = 100 * result["validation"]["error"]
+    assert f"{run.name}: done in" in (text := capsys.readouterr().out) and f"| {error:.2f} " in text
