@@ -177,13 +177,29 @@ def read_small(
         OSError: A file can't be read.
         ImportError: ``"digits"`` without scikit-learn.
     """
+    name, place = find_small(data, path)
+    if place is None:
+        return _read_digits(split)
+    found = _read_path(place, split, name)
+    _check_complete(found, split)
+    return found
+
+
+def find_small(
+    data: str | os.PathLike[str], path: str | os.PathLike[str] | None = None
+) -> tuple[str | None, Path | None]:
+    """Where a data set of small images is, without reading it; arguments and errors as for `read_small`.
+
+    Returns:
+        Its name, None for a path; and the file or folder, None for the digits.
+    """
     if not isinstance(data, (str, os.PathLike)):
         raise ValueError(f"data must be a name or a path, got {data!r}")
     name = str(data) if str(data) in NAMES else None
     if name == "digits":
         if path is not None:
             raise ValueError(f"path goes with other names than digits, which scikit-learn brings, got {str(path)!r}")
-        return _read_digits(split)
+        return name, None
     if name is None:
         if path is not None:
             raise ValueError(f"path goes with one of the names {', '.join(NAMES)}, but data is {str(data)!r}")
@@ -198,9 +214,7 @@ def read_small(
             raise ValueError(f"path: there is no {place}, where {name} should be")
     else:
         place = _usual_place(name)
-    found = _read_path(place, split, name)
-    _check_complete(found, split)
-    return found
+    return name, place
 
 
 def standardisation(

@@ -201,14 +201,22 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     assert [*files(run)] == ["robustness-generated/robustness.json"] and (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_shells_star_takes_the_tables_of_a_sweep_along(
+def test_a_shells_star_takes_tables_and_unevaluated_runs_along(
     tmp_path: Path, one_figure: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "runs" / "a", fake_result(count=40))
     table = tmp_path / "runs" / "table.csv"
     table.write_text("data,net\n")
-    assert command(run, table, "-o", tmp_path / "out") == 0
-    assert f"left out: {table}: no evaluation\n" in capsys.readouterr().out
+    unevaluated, begun = tmp_path / "runs" / "b", tmp_path / "runs" / "c"
+    unevaluated.mkdir()
+    (begun / "robustness-generated" / "cells").mkdir(parents=True)
+    assert command(unevaluated, begun, run, table, "-o", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    for path in (unevaluated, table):
+        assert f"left out: {path}: no evaluation\n" in said
+    assert said.count(str(begun)) == 1 and "robustness-generated: not all 75 cells are evaluated" in said
+    with pytest.raises(ValueError, match="has no robustness.json: evaluate a checkpoint first"):
+        command(unevaluated, "-o", tmp_path / "other")
     with pytest.raises(ValueError, match=r"table.csv is no evaluation: name a run's folder or a robustness.json"):
         command(table, "-o", tmp_path / "other")
 

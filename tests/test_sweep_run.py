@@ -206,6 +206,31 @@ def test_gpus_that_are_not_there_are_refused(
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ('data = ["digits", "./nowhere"]', "nowhere' is no file or folder, and no name of a data set"),
+        ('data = ["digits", "cifar100"]', "cifar100 is neither in "),
+        ('trainer = "imagenet"\nnet = "resnet18"\ndata = "nowhere"', "data: there is no folder nowhere"),
+    ],
+)
+def test_data_that_are_not_there_are_found_before_any_run_starts(
+    grid: str,
+    message: str,
+    tmp_path: Path,
+    fake: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Path("some.toml").write_text(f"[[grid]]\n{grid}\n")
+    assert main(["sweep", "some.toml", "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err and not Path("runs").exists()
+    if "digits" in grid:
+        assert main(["sweep", "some.toml", "--device", "cpu", "--filter", "digits"]) == 0
+
+
 @pytest.mark.usefixtures("fake")
 def test_the_end_of_a_job_ends_the_trainers_and_the_next_sweep_goes_on(
     write_sweep: Callable[[str], Path], tmp_path: Path

@@ -62,21 +62,29 @@ def run(args: argparse.Namespace) -> int:
         ImportError: Matplotlib is missing.
         OSError: the folder cannot be written.
     """
-    from fastmoll.report.read import find_unfinished
+    from fastmoll.report.read import find_runs, find_unfinished
     from fastmoll.report.write import report
 
-    # A shell's runs/* has the tables of a sweep in it, too.
-    others = [path for path in args.runs if path.is_file() and path.suffix != ".json"]
+    # A shell's runs/* has the tables of a sweep in it, and runs that nobody has evaluated.
+    others: dict[Path, str] = {}
+    for path in args.runs:
+        if path.is_file() and path.suffix != ".json":
+            others[path] = f"{path} is no evaluation: name a run's folder or a robustness.json"
+        elif path.is_dir():
+            try:
+                find_runs(path)
+            except ValueError as error:
+                others[path] = str(error)
     runs = [path for path in args.runs if path not in others]
     if not runs:
-        raise ValueError(f"{others[0]} is no evaluation: name a run's folder or a robustness.json")
+        raise ValueError(next(iter(others.values())))
     written = report(runs, args.out, images=args.images)
     tables = [table for table in written.tables if table.rows]
     figures = [figure for figure in written.figures if figure.png is not None]
     left_out = [(table.title, table.note) for table in written.tables if not table.rows]
     left_out += [(figure.title, figure.caption) for figure in written.figures if figure.png is None]
-    unfinished = [folder for path in runs for folder in find_unfinished(path)]
-    lines = [f"left out: {path}: no evaluation" for path in others]
+    unfinished = [folder for path in args.runs for folder in find_unfinished(path)]
+    lines = [f"left out: {path}: no evaluation" for path in others if not find_unfinished(path)]
     lines += [f"left out: {folder}: not all 75 cells are evaluated" for folder in unfinished]
     lines += [f"left out: {title}: {reason}" for title, reason in left_out]
     lines.append(

@@ -19,6 +19,7 @@ from typing import BinaryIO, Final
 
 import torch
 
+from fastmoll.pipelines.small import find_small
 from fastmoll.sweep.file import AXES, Run, as_text, find_file, nearest, read_sweep
 from fastmoll.sweep.table import as_csv, as_markdown, make_rows, read_result
 
@@ -75,11 +76,20 @@ def run_sweep(
     failed = 0
     if action == "run":
         devices = _devices(device, gpus)
-        for run in chosen:
-            read_result(folder / run.name)  # one that can't be read should not be found at the end
+        _check_data([run for run in chosen if read_result(folder / run.name) is None])
         failed = _Sweep(chosen, folder, devices).run()
     _write_table(runs, chosen, folder)
     return 1 if failed else 0
+
+
+def _check_data(runs: Sequence[Run]) -> None:
+    """Refuse data that are not there, which would make run after run fail."""
+    wanted = ((run.trainer, run.settings.get("data.name", ""), run.settings["data.path"]) for run in runs)
+    for trainer, name, path in dict.fromkeys(wanted):
+        if trainer == "small_images":
+            find_small(name, path)
+        elif path is not None and not Path(path).is_dir():
+            raise ValueError(f"data: there is no folder {path}")
 
 
 def select(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
