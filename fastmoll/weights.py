@@ -29,6 +29,18 @@ _PLAIN: Final[list[Any]] = [
 ]
 
 
+class HeadError(ValueError):
+    """Weights that fit but for their head.
+
+    Attributes:
+        outputs: Number of outputs of that head.
+    """
+
+    def __init__(self, message: str, outputs: int) -> None:
+        super().__init__(message)
+        self.outputs = outputs
+
+
 def read_file(path: Path) -> Any:
     """``torch.load`` of tensors, plain values and numbers of NumPy, onto the CPU.
 
@@ -77,7 +89,13 @@ def build_model(
 
 
 def load_weights(
-    model: nn.Module, name: str, weights: str, *, exact: bool = False, option: str = "--model.weights"
+    model: nn.Module,
+    name: str,
+    weights: str,
+    *,
+    exact: bool = False,
+    option: str = "--model.weights",
+    instead: str = "give a file, or None for random weights",
 ) -> str:
     """Load weights into ``model``, in place.
 
@@ -89,14 +107,16 @@ def load_weights(
         exact: Refuse a head for another number of classes, as `fastmoll evaluate` must. Otherwise the model keeps its
             own head then.
         option: What the user gave ``weights`` by, for messages.
+        instead: What to do where they can't be downloaded, for messages.
 
     Returns:
         What was loaded, in words.
 
     Raises:
+        HeadError: with ``exact``, weights whose head alone doesn't fit.
         ValueError: unknown name, unreadable file, checkpoint of another model, or tensors that don't fit (named).
     """
-    state, source = _find(name, weights, option)
+    state, source = _find(name, weights, option, instead)
     own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     auxiliary = ("aux1.", "aux2.", "AuxLogits.")
     state = {key: value for key, value in state.items() if key in own or not key.startswith(auxiliary)}
@@ -112,17 +132,18 @@ def load_weights(
         for key in wrong
     )
     if missing or unexpected or (wrong and (exact or not replaced)):
-        larger = replaced and all(len(state[key]) > len(own[key]) for key in wrong)
-        hint = SOME_CLASSES if exact and larger and not (missing or unexpected) else ""
-        raise ValueError(
+        head_alone = replaced and not (missing or unexpected)
+        larger = head_alone and all(len(state[key]) > len(own[key]) for key in wrong)
+        message = (
             f"{option}: {source} does not fit {name}: "
             + "; ".join(
                 [f"without {_some(missing)}"] * bool(missing)
                 + [f"with unknown {_some(unexpected)}"] * bool(unexpected)
                 + [f"{key} is {tuple(state[key].shape)} there and {tuple(own[key].shape)} here" for key in wrong[:5]]
             )
-            + hint
+            + (SOME_CLASSES if larger else "")
         )
+        raise HeadError(message, len(state[wrong[0]])) if head_alone else ValueError(message)
     trained_for = {key.rpartition(".")[0]: len(state[key]) for key in wrong}
     for key in wrong:
         state[key] = own[key]
@@ -138,7 +159,7 @@ def head_name(model: nn.Module) -> str:
     return names[-1] if names else ""
 
 
-def _find(name: str, weights: str, option: str) -> tuple[dict[str, Tensor], str]:
+def _find(name: str, weights: str, option: str, instead: str) -> tuple[dict[str, Tensor], str]:
     in_torchvision = name in models.list_models(module=models)
     known = {item.name: item for item in models.get_model_weights(name)} if in_torchvision else {}
     if weights in known:
@@ -146,8 +167,7 @@ def _find(name: str, weights: str, option: str) -> tuple[dict[str, Tensor], str]
             downloaded: dict[str, Tensor] = known[weights].get_state_dict(progress=False, check_hash=True)
         except OSError as error:  # urllib's errors are
             raise ValueError(
-                f"{option}: {weights} can't be downloaded from {known[weights].url} ({error}); give a file, or "
-                "None for random weights"
+                f"{option}: {weights} can't be downloaded from {known[weights].url} ({error}); {instead}"
             ) from error
         return downloaded, f"torchvision's {name} {weights}"
     path = Path(weights)

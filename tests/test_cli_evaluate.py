@@ -136,6 +136,7 @@ def test_an_official_set_is_evaluated_and_its_results_say_of_what(
     assert f"the corrupted error was not added to {mine / 'result.json'}: {reason}\n" in capsys.readouterr().out
 
 
+DALI = "error: decoding needs NVIDIA DALI: pip install 'fastmoll[cu12]', or fastmoll[cu13] for CUDA 13\n"
 SOME = ["--corruptions", "fog", "gaussian_noise", "--severities", "2", "5", "--device", "cpu"]
 
 
@@ -415,7 +416,16 @@ def test_a_corrupted_set_that_is_not_whole_or_of_other_data_is_refused(
     (tmp_path / "fog.npy").unlink()
     common = [trained / "model.pt", "--out", tmp_path / "out", "--device", "cpu"]
     arguments = [*common, "--data", data, "--corrupted", f"official:{tmp_path}"]
-    assert "fog.npy missing" in fails(capsys, *arguments)
+    assert re.search(
+        r"fog\.npy missing; for those that are there: --corruptions gau\S+ .* jpeg_\w+$", fails(capsys, *arguments)
+    )
+    for name in ("weather/fog/2", "blur/glass_blur/2"):
+        (tmp_path / "folders" / name).mkdir(parents=True)
+    folders = [*arguments[:-1], f"official:{tmp_path / 'folders'}", "--severities", 2, "--corruptions"]
+    message = fails(capsys, *folders, "snow", "fog", "glass_blur")
+    assert re.search(r"snow missing; for those that are there: --corruptions glass_blur fog$", message)
+    assert "there: --corr" not in (message := fails(capsys, *folders, "snow")) and "none of snow" in message
+    assert "there: --corr" not in fails(capsys, *folders, "fog")  # which has no images
     np.save(tmp_path / "fog.npy", np.load(official / "fog.npy")[:-24])  # severity 5
     assert "fog.npy has 96 images, but labels.npy has 120 labels" in fails(capsys, *arguments)
     # Fewer clean images than there are in each cell.
@@ -462,7 +472,61 @@ def test_a_checkpoint_of_other_classes_or_another_order_is_refused(
     message = fails(capsys, tmp_path / "w.pt", "--net", "shufflenet_v2_x0_5", *given)
     assert r"fc.weight is (5, 1024) there and (3, 1024) here" in message
     assert "doesn't say of which network it is" in fails(capsys, tmp_path / "w.pt", *given)
+    # However many names are given, their number is compared with that of the outputs.
+    for names in (["0", "1", "2", "3"], ["0", "1", "2", "3", "4", "5"]):
+        (tmp_path / "n.txt").write_text("\n".join(names))
+        classes = ["--classes", tmp_path / "n.txt"]
+        message = fails(capsys, tmp_path / "w.pt", "--net", "shufflenet_v2_x0_5", *given, *classes)
+        files = f"{re.escape(str(tmp_path))}/n.txt has {len(names)} names, but {re.escape(str(tmp_path))}/w.pt has 5"
+        assert re.search(rf"^error: --classes: {files} outputs$", message)
+    message = fails(capsys, tmp_path / "nowhere.pt", "--classes", "no.txt", *common)
+    assert message == "error: --classes: there is no file no.txt"
     assert not (tmp_path / "out").exists()
+
+
+def test_rescoring_without_pyarrow_changes_nothing(
+    tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    assert run(mine, "--out", out, "--predictions", "--corruptions", "fog", "--severities", 1, "--device", "cpu") == 0
+    capsys.readouterr()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run("--rescore", out) == 2
+    assert capsys.readouterr() == ("", "error: predictions need pyarrow: pip install 'fastmoll[report]'\n")
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_files_without_dali_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    for name in ("photos/cat", "photos/dog", "set/fog/1/cat", "set/fog/1/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32) if name.startswith("set") else (120, 110)).save(tmp_path / name / "1.png")
+    (tmp_path / "nets.py").write_text(OWN)
+    network = [f"python:{tmp_path / 'nets.py'}:two", "--mean", 0, 0, 0, "--std", 1, 1, 1, "--device", "cpu"]
+    for data in (
+        ["--data", tmp_path / "photos", "--size", 16],
+        ["--data", tmp_path / "set/fog/1", "--corrupted", f"official:{tmp_path / 'set'}", "--corruptions", "fog"],
+    ):
+        assert run(*network, *data, "--out", tmp_path / "new", "--severities", 1) == 2
+        assert capsys.readouterr() == ("", DALI)
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_set_of_fastmoll_corrupt_is_kept_apart_from_images_made_on_the_way(
+    tmp_path: Path, mine: Path, official: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(mine, *SOME) == 0
+    place = Path(shutil.copytree(official, tmp_path / "set"))
+    (place / "corrupted.json").write_text(json.dumps({"frost": "made"}))
+    assert run(mine, "--corrupted", f"official:{place}", "--device", "cpu") == 0
+    printed = capsys.readouterr().out
+    found = read_run(mine)
+    assert found.path == mine / "robustness-official" / "robustness.json" and str(found.path) in printed
+    assert (found.source, found.frost) == ("generated", "made")
+    assert len(cells(mine / "robustness-generated")) == 5 and len(cells(mine / "robustness-official")) == 76
 
 
 def test_a_folder_in_use_or_of_another_evaluation_is_refused(
@@ -484,7 +548,11 @@ def test_a_folder_in_use_or_of_another_evaluation_is_refused(
     state["fc.bias"] += 1e-3
     torch.save(state, tmp_path / "w.pt")
     net = ["--net", "shufflenet_v2_x0_5", "--mean", 0, 0, 0, "--std", 1, 1, 1]
-    assert "with another checkpoint (digest of its weights)" in fails(capsys, tmp_path / "w.pt", *arguments, *net)
+    message = fails(capsys, tmp_path / "w.pt", *arguments, *net)
+    files = (re.escape(str(path)) for path in (trained / "model.pt", tmp_path / "w.pt"))
+    assert re.search(
+        r"another checkpoint .*: it was \w+ of {} and is now \w+ of {}; .* --out DIR$".format(*files), message
+    )
     assert cells(out) == before
 
 

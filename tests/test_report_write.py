@@ -215,7 +215,7 @@ def test_a_shells_star_takes_tables_and_unevaluated_runs_along(
     for path in (unevaluated, table):
         assert f"left out: {path}: no evaluation\n" in said
     assert said.count(str(begun)) == 1 and "robustness-generated: not all 75 cells are evaluated" in said
-    with pytest.raises(ValueError, match="has no robustness.json: evaluate a checkpoint first"):
+    with pytest.raises(ValueError, match=r"has no robustness\.json: evaluate a checkpoint first"):
         command(unevaluated, "-o", tmp_path / "other")
     with pytest.raises(ValueError, match=r"table.csv is no evaluation: name a run's folder or a robustness.json"):
         command(table, "-o", tmp_path / "other")

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fastmoll.pipelines import MEAN, STD
 from fastmoll.robustness.checkpoints import digest, find_checkpoint
 from fastmoll.robustness.stored_images import StoredImages
 from fastmoll.train.config import parse, parse_small, with_standardisation
-from fastmoll.weights import build_model
+from fastmoll.weights import build_model, load_weights
 
 
 def save(folder: Path, config: dict[str, Any], classes: list[str], small_stem: bool | None) -> Path:
@@ -76,7 +77,7 @@ def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:
     torch.save(build_model("resnet18", 4, 64).state_dict(), tmp_path / "w.pt")
     with pytest.raises(ValueError, match=r"^--net: .*w\.pt doesn't say of which network it is"):
         find_checkpoint(str(tmp_path / "w.pt"))
-    with pytest.raises(ValueError, match="no classification model 'resnet19'"):
+    with pytest.raises(ValueError, match=r"^--net: there is no classification model 'resnet19'"):
         find_checkpoint(str(tmp_path / "w.pt"), "resnet19")
     with pytest.raises(ValueError, match=r"--net takes the bare name, resnet18, got 'torchvision:resnet18'$"):
         find_checkpoint(str(tmp_path / "w.pt"), "torchvision:resnet18")
@@ -130,7 +131,7 @@ def test_outputs_are_chosen_by_name_where_names_are_known(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="has other classes than x: dog, ship there, frog here"):
         ours.choose_outputs(["cat", "frog"], "x")
     assert ours.choose_outputs(["c", "a"], "x", ["a", "b", "c"], "f.txt") == (3, [2, 0])
-    with pytest.raises(ValueError, match=r"--classes: f\.txt has 2 names, but .* has 3 classes"):
+    with pytest.raises(ValueError, match=r"--classes: f\.txt has 2 names, but .* has 3 outputs$"):
         ours.choose_outputs(["a"], "x", ["a", "b"], "f.txt")
     # The names of arrays are numbers, of other classes in every data set.
     arrays = find_checkpoint(str(save(tmp_path / "b", small("--data", "/x"), ["0", "1", "2"], None)))
@@ -143,6 +144,8 @@ def test_outputs_are_chosen_by_name_where_names_are_known(tmp_path: Path) -> Non
     foreign.check_outputs(2, 2, "x")
     with pytest.raises(ValueError, match=r"w\.pt gives 1000 logits, but x has 2 classes; .* --classes FILE"):
         foreign.check_outputs(1000, 2, "x")
+    with pytest.raises(ValueError, match=r"^--classes: f\.txt has 999 names, but \S*w\.pt has 1000 outputs$"):
+        foreign.check_outputs(1000, 999, "x", "f.txt")
 
 
 def test_weights_of_torchvision_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +161,18 @@ def test_weights_of_torchvision_bring_what_they_expect(monkeypatch: pytest.Monke
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     with pytest.raises(ValueError, match=r"has 1000 classes, but x has 10; .* --classes FILE"):
         found.choose_outputs([str(number) for number in range(10)], "x")
+
+    def fail(*_: object, **__: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr(type(weights), "get_state_dict", fail)
+    with pytest.raises(
+        ValueError, match=r"^CHECKPOINT: IMAGENET1K_V1 can't be downloaded from \S+ .*no network.*; "
+    ) as error:
+        found.build(1000, 224, True)
+    assert str(error.value).endswith("; download it elsewhere, then FILE --net squeezenet1_1")
+    with pytest.raises(ValueError, match=r"^--model\.weights: .*; give a file, or None for random weights$"):
+        load_weights(model, "squeezenet1_1", "IMAGENET1K_V1")
 
 
 def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +202,12 @@ def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "net", "message"),
     [
-        ("nowhere.pt", None, r"CHECKPOINT: nowhere\.pt is no file .*torchvision:NAME"),
-        ("torchvision:resnet51", None, "no classification model 'resnet51'; did you mean .*resnet50"),
+        ("nowhere.pt", None, r"CHECKPOINT: nowhere\.pt is no file .*the folder of a run, torchvision:NAME"),
+        (
+            "torchvision:resnet51",
+            None,
+            r"^CHECKPOINT: there is no classification model 'resnet51'; did you mean .*resnet50",
+        ),
         ("torchvision:presnet50", None, "torchvision has no 'presnet50'"),
         ("torchvision:resnet18:V9", None, "torchvision has no weights 'V9' of resnet18, only IMAGENET1K_V1"),
         ("torchvision:resnet18", "resnet18", "--net: torchvision:resnet18 says its network itself, got 'resnet18'"),

@@ -195,5 +195,7 @@ def test_names_are_looked_up_and_what_is_missing_is_named(tmp_path: Path) -> Non
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"--classes: .*names\.txt .*{message}"):
             read_names(path)
+    with pytest.raises(ValueError, match=r"^--classes: there is no file nowhere\.txt$"):
+        read_names("nowhere.txt")
     with pytest.raises(ValueError, match=r"--classes: .* can't be read as a text file: IsADirectoryError"):
         read_names(tmp_path)

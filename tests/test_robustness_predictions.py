@@ -139,5 +139,5 @@ def test_a_full_disk_leaves_the_old_file_and_one_line(tmp_path: Path) -> None:
 
 def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"pip install 'fastmoll\[report\]'"):
+    with pytest.raises(ImportError, match=r"^predictions need pyarrow: pip install 'fastmoll\[report\]'"):
         check_parquet()

@@ -140,7 +140,9 @@ def test_an_interrupted_evaluation_loses_no_finished_cell_and_does_none_again(tm
 
 def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Path) -> None:
     run(begun(tmp_path, seed=1), ALL[:2])
-    with pytest.raises(ValueError, match=r"with another seed: it was 1 and is now 2; choose another folder"):
+    with pytest.raises(
+        ValueError, match=r"with another seed: it was 1 and is now 2; choose another folder with --out DIR$"
+    ):
         begun(tmp_path, seed=2)
     with pytest.raises(ValueError, match=r"with another precision: it was None and is now bf16"):
         begun(tmp_path, seed=1, precision="bf16")
@@ -176,7 +178,7 @@ def test_a_corruption_whose_images_were_replaced_is_refused_by_name_and_a_new_on
     with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): it was c and is now d; .* \(cp -a\)"):
         begun(tmp_path, {"fog-1": "a", "frost-1": "b", "frost-2": "d"}, of_files=True)
     # Arrays are told apart by their content alone.
-    with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): .* choose another folder$"):
+    with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): .* choose another folder with --out DIR$"):
         begun(tmp_path, {"frost-2": "d"})
 
 
@@ -307,6 +309,15 @@ def test_the_table_shows_every_severity_and_what_the_images_are(finished: Path, 
     some = begun(tmp_path)
     run(some, (None, ("fog", 2)))
     assert "1 of 75 cells" in table(some) and "–" in table(some)
+
+
+def test_the_table_says_where_frost_is_from_where_it_has_frost_alone(tmp_path: Path) -> None:
+    made = Results(tmp_path, {**HEADER, "source": "generated", "frost": "made"}, {}, {})
+    made.begin()
+    run(made, (None, ("fog", 2)))
+    assert table(made).splitlines()[0].endswith("corrupted images generated")
+    run(made, (None, ("fog", 2), ("frost", 4)))
+    assert table(made).splitlines()[0].endswith("corrupted images generated (frost: made)")
 
 
 def test_a_trainers_result_gets_the_corrupted_error_as_a_fraction(tmp_path: Path, finished: Path) -> None:

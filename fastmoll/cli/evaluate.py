@@ -50,7 +50,8 @@ def add(commands: Any) -> None:
         type=Path,
         default=argparse.SUPPRESS,
         metavar="DIR",
-        help="folder of the results (default: robustness-generated or robustness-official, beside the checkpoint)",
+        help="folder of the results (default: beside the checkpoint, robustness-official with --corrupted "
+        "official:PATH, else robustness-generated)",
     )
     evaluate.add_argument(
         "--net",

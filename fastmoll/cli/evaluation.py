@@ -18,8 +18,10 @@ import fastmoll
 from fastmoll.corruptions import CORRUPTIONS, SEVERITIES
 from fastmoll.distributed import Process
 from fastmoll.kernels.checks import check_integer
+from fastmoll.kernels.corruption_constants import GROUPS
 from fastmoll.kernels.frost_textures import frost_source
 from fastmoll.output import lock, say
+from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.corrupted import CorruptedSet, check_cells, open_corrupted
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.robustness import measure
@@ -28,6 +30,7 @@ from fastmoll.robustness.loader import CorruptedLoader, cell_digests
 from fastmoll.robustness.networks import SomeOutputs, count_outputs, describe_outputs, read_names
 from fastmoll.robustness.predictions import check_parquet
 from fastmoll.robustness.results import (
+    WEIGHTS,
     Cell,
     Results,
     add_to_result,
@@ -39,6 +42,7 @@ from fastmoll.robustness.results import (
 )
 from fastmoll.robustness.stored_images import StoredImages, open_clean
 from fastmoll.scoring import image_dtype, is_mixed
+from fastmoll.weights import HeadError
 
 _MANY_FILES: Final = 100_000  # it takes seconds to look at them, on a network file system minutes
 
@@ -81,9 +85,11 @@ def evaluate(process: Process, args: argparse.Namespace) -> None:
     """
     with ExitStack() as stack:
         with process.agree():
+            # Read once: it may be a pipe.
+            names = read_names(args.classes) if hasattr(args, "classes") else None
             checkpoint = _checkpoint(args)
             images = _images(args, checkpoint)
-            network = _network(args, process, checkpoint, images.clean)
+            network = _network(args, process, checkpoint, images.clean, names)
             if process.main:
                 results = _results(args, process, checkpoint, images, network)
                 stack.enter_context(lock(results.out, "--out"))
@@ -130,6 +136,7 @@ def rescore(process: Process, out: Path) -> None:
     with process.agree():
         if process.main:
             results = Results.open(out)
+            check_parquet()
             with lock(out, "--rescore"):
                 measure.rescore(process, results)
                 _show(process, results, results.finish() is not None)
@@ -177,7 +184,7 @@ def _cells(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[int, ...]]:
 def _images(args: argparse.Namespace, checkpoint: Checkpoint) -> _Images:
     """Open the images, and refuse corrupted ones that are not of the clean ones."""
     place, (names, levels) = _place(args), _cells(args)
-    corrupted = None if place is None else open_corrupted(place, corruptions=names, severities=levels)
+    corrupted = None if place is None else _open_corrupted(place, names, levels)
     given = hasattr(args, "size")
     size = getattr(args, "size", checkpoint.size)
     if corrupted is not None:
@@ -201,7 +208,26 @@ def _images(args: argparse.Namespace, checkpoint: Checkpoint) -> _Images:
             )
         if corrupted.kind == "cifar-c":
             _check_labels(corrupted, clean)
-    return _Images(data, clean, corrupted, [None, *((name, level) for name in names for level in levels)])
+    images = _Images(data, clean, corrupted, [None, *((name, level) for name in names for level in levels)])
+    if images.of_files or isinstance(clean.pixels, ImageFolder):
+        check_dali()  # which decodes them: the loaders would say so too, once the results are begun
+    return images
+
+
+def _open_corrupted(place: str, names: Sequence[str], levels: Sequence[int]) -> CorruptedSet:
+    """Open a corrupted set; where it lacks some corruptions, say how to do with those that it has."""
+    try:
+        return open_corrupted(place, corruptions=names, severities=levels)
+    except ValueError as error:
+        root, archives = Path(place), ("", *GROUPS, "extra")
+        there = [
+            name
+            for name in names
+            if (root / f"{name}.npy").is_file() or any((root / archive / name).is_dir() for archive in archives)
+        ]
+        if not there or len(there) == len(names):
+            raise
+        raise ValueError(f"{error}; for those that are there: --corruptions {' '.join(there)}") from error
 
 
 def _check_labels(corrupted: CorruptedSet, clean: StoredImages) -> None:
@@ -218,19 +244,29 @@ def _check_labels(corrupted: CorruptedSet, clean: StoredImages) -> None:
         )
 
 
-def _network(args: argparse.Namespace, process: Process, checkpoint: Checkpoint, clean: StoredImages) -> _Network:
-    """Build the network; its weights come on the main process alone."""
+def _network(
+    args: argparse.Namespace,
+    process: Process,
+    checkpoint: Checkpoint,
+    clean: StoredImages,
+    names: Sequence[str] | None,
+) -> _Network:
+    """Build the network, whose outputs may have names; its weights come on the main process alone."""
     known = (args.mean, args.std) if hasattr(args, "mean") else checkpoint.standardisation or clean.standardisation
     if known is None:
         raise ValueError(
             f"--mean and --std must be given: neither {checkpoint.name} nor {clean.root} says which the network expects"
         )
     file = getattr(args, "classes", None)
-    names = None if file is None else read_names(file)
     expected, kept = checkpoint.choose_outputs(clean.classes, clean.root, names, file)
-    model = checkpoint.build(expected, clean.size, process.main).to(process.device).eval()
+    try:
+        model = checkpoint.build(expected, clean.size, process.main).to(process.device).eval()
+    except HeadError as error:
+        if file is not None:
+            checkpoint.check_outputs(error.outputs, expected, clean.root, file)
+        raise
     found = count_outputs(model, clean.size, checkpoint.name)
-    checkpoint.check_outputs(found, expected, clean.root if file is None else file)
+    checkpoint.check_outputs(found, expected, clean.root, file)
     return _Network(model, found, kept, *known)
 
 
@@ -259,7 +295,7 @@ def _results(
     made = f"generated (seed {args.seed}, frost {frost})"
     # By the names that a refusal uses.
     fingerprint = {
-        "checkpoint (digest of its weights)": digest(network.model),
+        WEIGHTS: digest(network.model),
         "network": checkpoint.identity,
         "data (digest)": clean.fingerprint,
         "image size": clean.size,
@@ -272,7 +308,8 @@ def _results(
         fingerprint["choice of outputs"] = describe_outputs(network.kept, network.outputs)
     digests = {} if corrupted is None else cell_digests(corrupted)
     return Results(
-        getattr(args, "out", checkpoint.folder / f"robustness-{source}"),
+        # A set that fastmoll corrupt wrote is not the images that are made on the way: those of files have JPEG's loss.
+        getattr(args, "out", checkpoint.folder / f"robustness-{'generated' if corrupted is None else 'official'}"),
         header,
         fingerprint,
         environment(process),

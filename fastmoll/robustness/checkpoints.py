@@ -77,9 +77,7 @@ class Checkpoint:
         """
         if names is not None:
             if self.num_classes not in (None, len(names)):
-                raise ValueError(
-                    f"--classes: {file} has {len(names)} names, but {self.name} has {self.num_classes} classes"
-                )
+                raise ValueError(self._other_names(len(names), file, self.num_classes))
             kept = find_names(classes, names, file)
         elif self.classes is None or all(name.isdecimal() for name in self.classes):
             self._check_classes(classes, source)
@@ -93,6 +91,9 @@ class Checkpoint:
                 )
             kept = [names.index(name) for name in classes]
         return len(names), None if kept == list(range(len(names))) else kept
+
+    def _other_names(self, names: int, file: object, outputs: int | None) -> str:
+        return f"--classes: {file} has {names} names, but {self.name} has {outputs} outputs"
 
     def _check_classes(self, classes: Sequence[str], source: object) -> None:
         if self.num_classes is not None and self.num_classes != len(classes):
@@ -108,17 +109,20 @@ class Checkpoint:
             f"{self.classes[at]!r} there and {classes[at]!r} here (--classes FILE can name its outputs)"
         )
 
-    def check_outputs(self, found: int, expected: int, source: object) -> None:
+    def check_outputs(self, found: int, expected: int, source: object, file: object = None) -> None:
         """Refuse a network that gives another number of logits than `choose_outputs` said.
 
         Args:
             found: Number of its logits.
             expected: What was said.
-            source: What says so, for messages.
+            source: What the data are read from, for messages.
+            file: What the names of its outputs are read from, where the user gives them, for messages.
 
         Raises:
             ValueError: they differ.
         """
+        if found != expected and file is not None:
+            raise ValueError(self._other_names(expected, file, found))
         if found != expected:
             hint = SOME_CLASSES if found > expected else ""
             raise ValueError(f"{_OPTION}: {self.name} gives {found} logits, but {source} has {expected} classes{hint}")
@@ -207,18 +211,19 @@ def _torchvision(name: str, rest: str) -> Checkpoint:
     net, _, weights = rest.partition(":")
     known = models.list_models(module=models)
     if net not in known:
-        check_model_name(net)  # with the names that are close
+        _check_name(net, _OPTION)  # with the names that are close
         raise ValueError(f"{_OPTION}: torchvision has no {net!r}")
     offers = {item.name: item for item in models.get_model_weights(net)}
     if weights and weights not in offers:
         raise ValueError(f"{_OPTION}: torchvision has no weights {weights!r} of {net}, only {', '.join(offers)}")
     chosen = models.get_model_weights(net).DEFAULT if not weights else offers[weights]
     transform, num_classes = chosen.transforms(), len(chosen.meta["categories"])
+    elsewhere = f"download it elsewhere, then FILE --net {net}"
 
     def build(classes: int, size: int, load: bool) -> nn.Module:
         model = build_model(net, classes, size, fresh=False, option=_OPTION)
         if load:
-            load_weights(model, net, chosen.name, exact=True, option=_OPTION)
+            load_weights(model, net, chosen.name, exact=True, option=_OPTION, instead=elsewhere)
         return model
 
     return Checkpoint(
@@ -283,7 +288,8 @@ def _file(name: str, net: str | None) -> Checkpoint:
     if not path.is_file():
         reason = "is a folder without model.pt" if path.is_dir() else "is no file"
         raise ValueError(
-            f"{_OPTION}: {name} {reason} (others are torchvision:NAME[:WEIGHTS], timm:NAME and python:FILE.py:FUNCTION)"
+            f"{_OPTION}: {name} {reason} (others are the folder of a run, torchvision:NAME[:WEIGHTS], timm:NAME and "
+            "python:FILE.py:FUNCTION)"
         )
     config, classes = _trained(path)
     function = None
@@ -307,7 +313,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
             if ":" in net:
                 net, function = find_function(net, "--net")
             else:
-                check_model_name(net)
+                _check_name(net, "--net")
             stem, mean, std, size = False, None, None, None
     except (LookupError, TypeError) as error:
         raise ValueError(f"{_OPTION}: {path} is a damaged checkpoint") from error
@@ -358,6 +364,13 @@ def _trained(path: Path) -> tuple[Mapping[str, Any], list[str] | None]:
     if not isinstance(config, dict) or "model" not in config:
         return {}, None  # a file of somebody else's
     return config, _trained(beside)[1] if beside.is_file() else None
+
+
+def _check_name(net: str, option: str) -> None:
+    try:
+        check_model_name(net)
+    except ValueError as error:
+        raise ValueError(f"{option}: {str(error).removeprefix('name: ')}") from error
 
 
 def _changes(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,6 +160,8 @@ def read_names(path: str | os.PathLike[str]) -> list[str]:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except FileNotFoundError as error:
+        raise ValueError(f"--classes: there is no file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--classes: {path} can't be read as a text file: {_reason(error)}") from error
     names = [line.strip() for line in lines]

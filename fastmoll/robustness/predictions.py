@@ -140,4 +140,4 @@ def _parquet() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ImportError("predictions are saved with pyarrow: pip install 'fastmoll[report]'") from error
+        raise ImportError("predictions need pyarrow: pip install 'fastmoll[report]'") from error

@@ -26,6 +26,8 @@ from fastmoll.report.runs import MEANS, label_images
 
 Cell = tuple[str, int] | None
 """A corruption and its severity; None: the clean images."""
+WEIGHTS: Final = "checkpoint (digest of its weights)"
+"""What a fingerprint calls the weights."""
 _FORMAT: Final = 1
 _FIGURES: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100", "count")
 _CELL: Final = (*_FIGURES, "reliability")
@@ -121,9 +123,14 @@ class Results:
             ]
             for name, was, is_now, also in pairs:
                 if was != is_now:
+                    if name == WEIGHTS:  # nobody knows a digest; the files may still have the same name
+                        was, is_now = (
+                            f"{weights} of {results.header.get('checkpoint')}"
+                            for weights, results in ((was, there), (is_now, self))
+                        )
                     raise ValueError(
                         f"--out: {self.out} holds an evaluation with another {name}: it was {was} and is now {is_now}; "
-                        f"choose another folder{also}"
+                        f"choose another folder with --out DIR{also}"
                     )
             self.environment, self._images = there.environment, {**there._images, **self._images}
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
@@ -218,8 +225,9 @@ def is_imagenet(classes: Sequence[str]) -> bool:
 
 def table(results: Results) -> str:
     """The figures of the cells that are done, as a table for reading."""
-    images = label_images(results.header["source"], results.header["frost"])
     found = {cell: results.read(cell) for cell in ALL}
+    has_frost = any(found["frost", severity] is not None for severity in SEVERITIES)
+    images = label_images(results.header["source"], results.header["frost"] if has_frost else None)
     rows = []
     if (clean := found[None]) is not None:
         rows.append(_row("clean", [], [clean]))
