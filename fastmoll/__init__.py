@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastmoll.scoring import evaluate
     from fastmoll.small_loader import SmallImageLoader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "CORRUPTIONS": "fastmoll.corruptions",

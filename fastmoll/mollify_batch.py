@@ -88,7 +88,7 @@ def mollify_batch(
     mixed = settings.draw_mix(index, epoch, height=height, width=width)
     if mixed is not None:
         mixed = mixed.on(device)
-    lam = torch.empty(0, device=device) if mixed is None else mixed.lam
+    lam = torch.empty(0, dtype=torch.float32, device=device) if mixed is None else mixed.lam
     if fused:
         options = pixels or {"dtype": dtype, "memory_format": layout_of(images)}
         return *_fused(settings, images, labels, index, epoch, backend, mixed, width, **options), lam

@@ -23,7 +23,8 @@ from fastmoll.placement import resolve_device, resolve_rank
 _STATE_VERSION = 1
 
 _TOGETHER: Final = {"cpu": 1024, "cuda": 2048}
-"""Images that are augmented together, at least a batch."""
+"""Images that are augmented together, at least a batch; and at most so many bytes of them:"""
+_TOGETHER_BYTES: Final = 2**25
 
 Augmentation = Callable[[Tensor, Tensor, int], Tensor]
 
@@ -246,7 +247,8 @@ class SmallImageLoader:
             return check_augmented(self._augment(images[chosen], chosen, self.epoch), len(chosen), self._device)
         # What is drawn for an image follows from its id alone, so batches can be augmented together. A GPU is done with
         # one of them sooner than the host has launched its operations, which cost as much for many images.
-        together = max(1, _TOGETHER.get(self._device.type, 0) // self._batch_size) * self._batch_size
+        most = min(_TOGETHER.get(self._device.type, 0), _TOGETHER_BYTES // images[0].numel())
+        together = max(1, most // self._batch_size) * self._batch_size
         start = rows.start // together * together
         if self._augmented is None or self._augmented[:2] != (self.epoch, start):
             part = slice(start, start + together)

@@ -39,7 +39,9 @@ def _standardised(tail: Tail) -> Tensor:
     """Flipped, standardised and mixed images, float32, in memory of their own."""
     images = tail.images
     x = images.permute(0, 3, 1, 2).float() / 255.0 if images.dtype == torch.uint8 else images.float()
-    mean, std = (torch.tensor(value, device=x.device).view(-1, 1, 1) for value in (tail.mean, tail.std))
+    mean, std = (
+        torch.tensor(value, dtype=torch.float32, device=x.device).view(-1, 1, 1) for value in (tail.mean, tail.std)
+    )
     x = (x - mean) / std
     if tail.flip is not None:
         x = torch.where(tail.flip.view(-1, 1, 1, 1), x.flip(3), x)

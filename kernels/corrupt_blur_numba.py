@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fastmoll.kernels import corruption_job
+from fastmoll.kernels.compiled_numba import compiled as _compiled
+from fastmoll.kernels.compiled_numba import fused as _fused
 from fastmoll.kernels.philox_numba import sample_words
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): c1bb013bc158
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): a090ade93a02
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
-_fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 
 _FIRST = np.uint64(0)
 _ZERO, _TOP, _ROUND = np.float32(0.0), np.float32(255.0), np.float32(0.5)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fastmoll.kernels import corrupt_digital, corruption_job
+from fastmoll.kernels.compiled_numba import compiled as _compiled
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 6b13c8134182
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 16b12dd36398
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _ONE, _ZERO, _TOP = np.float32(1.0), np.float32(0.0), np.float32(255.0)
 _NUDGE = np.float32(corruption_job.NUDGE)

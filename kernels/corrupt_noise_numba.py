@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fastmoll.kernels.compiled_numba import compiled as _compiled
+from fastmoll.kernels.compiled_numba import fused as _fused
 from fastmoll.kernels.philox_numba import BLOCKS, WORDS, in_order, normal, sample_words, to_uniform
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): c0bf19402f65
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): ebd3400276e1
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
-_fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 
 _ZERO, _TOP = np.float32(0.0), np.float32(255.0)
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fastmoll.kernels import corruption_job
+from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.philox_numba import sample_words
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): c1bb013bc158
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): a090ade93a02
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _FIRST = np.uint64(0)
 _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fastmoll.kernels import philox
+from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.counter_numba import take
 from fastmoll.kernels.philox_numba import BLOCKS, WORDS, normal, sample_words
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 727a29a162f6
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 9aeefb54873d
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _PURPOSE = np.uint64(philox.NOISE << philox.EPOCH_BITS)
 

@@ -16,18 +16,17 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from fastmoll.kernels.compiled_numba import compiled as _compiled
+from fastmoll.kernels.compiled_numba import fused as _fused
 from fastmoll.kernels.counter_numba import take
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 3be1ad19b340
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 37eae3880df8
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
-_fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 # What Numba says of their types is not how they are called.
 _helpers: Any = cgutils
 _intrinsic: Callable[[Any], Any] = intrinsic

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fastmoll.kernels import image_ops
+from fastmoll.kernels.compiled_numba import compiled as _compiled
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 5aad0e5f4292
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): b40a970bfa4a
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)
 _RED, _GREEN, _BLUE = np.float32(0.2989), np.float32(0.587), np.float32(0.114)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from fastmoll.kernels import jpeg_loss
+from fastmoll.kernels.compiled_numba import compiled as _compiled
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 0ce418f23353
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): ed0257ef3a8d
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _FORWARD = np.ascontiguousarray(jpeg_loss.MATRIX.T)
 _BACK = np.ascontiguousarray(jpeg_loss.MATRIX)

@@ -231,7 +231,8 @@ def standardise_cpu(
 
     batch, height, width, channels = pixels.shape
     interleaved = memory_format == torch.channels_last
-    like = torch.empty(batch, channels, height, width, device="meta").to(memory_format=memory_format)
+    like = torch.empty(batch, channels, height, width, dtype=torch.float32, device="meta")
+    like = like.to(memory_format=memory_format)
     result = recycled.empty_like(like)
     flat = result.permute(0, 2, 3, 1).reshape(batch, height, -1) if interleaved else result.view(batch, -1, width)
     scale = np.tile(1.0 / (255.0 * np.asarray(std)), width).astype(np.float32)
@@ -249,7 +250,7 @@ def standardise_cpu(
         bias,
         array(flip, torch.zeros(batch, dtype=torch.bool)),
         array(partner, torch.empty(0, dtype=torch.int64)),
-        array(lam, torch.empty(0)),
+        array(lam, torch.empty(0, dtype=torch.float32)),
         array(box, torch.empty(0, 4, dtype=torch.int32)),
     )
     _share(lambda: standardise_numba.run(*arguments), batch, result.numel())

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
-_fused = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+from fastmoll.kernels.compiled_numba import compiled as _compiled
+from fastmoll.kernels.compiled_numba import fused as _fused
+
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 7ee49d234a3d
 
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.counter_numba import take
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 3be1ad19b340
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 37eae3880df8
 
-_compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 _ONE = np.float32(1.0)
 _CHANNELS = 3

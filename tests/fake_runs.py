@@ -19,7 +19,7 @@ NAMES = (
     *("snow", "frost", "fog", "brightness"),
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
-ENVIRONMENT = {"fastmoll": "0.1.0", "torch": "2.11.0", "device": "cpu"}
+ENVIRONMENT = {"fastmoll": "0.2.0", "torch": "2.11.0", "device": "cpu"}
 
 
 def cell(error: float, count: int, classes: int, rng: np.random.Generator) -> dict[str, Any]:

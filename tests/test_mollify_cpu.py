@@ -13,6 +13,7 @@ import numba
 from fastmoll.kernels import heat_blur_numba as blur
 from fastmoll.kernels import mollify_cpu as module
 from fastmoll.kernels import recycled
+from fastmoll.kernels.batch_tail import batch_tail
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 from fastmoll.kernels.heat_blur import blur_scale, heat_blur
@@ -295,6 +296,18 @@ def test_compiled_code_may_call_it(size):
     compiled = torch.compile(around, backend="eager")
     assert torch.equal(compiled(x), around(x))
     assert torch.equal(compiled(x), around(x))
+
+
+def test_the_default_dtype_of_torch_changes_nothing():
+    pixels = torch.randint(0, 256, (3, 8, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    arguments = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "dtype": torch.float32}
+    expected = batch_tail(pixels, **arguments)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = batch_tail(pixels, **arguments)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

@@ -88,3 +88,18 @@ def test_another_line_alone_makes_numba_compile_anew(tmp_path):
         command = [sys.executable, "-c", "from used import use; print(use(0))"]
         results.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert results == ["1\n", "2\n"]
+
+
+def test_without_a_folder_for_the_cache_functions_are_compiled_all_the_same(tmp_path, monkeypatch):
+    pytest.importorskip("numba")
+    from numba.core import caching
+
+    def nowhere(*_):
+        raise RuntimeError("cannot cache function 'add': no locator available")
+
+    monkeypatch.setattr(caching, "FunctionCache", nowhere)
+    monkeypatch.setattr("numba.core.dispatcher.FunctionCache", nowhere)
+    from fastmoll.kernels.compiled_numba import compiled, fused
+
+    for decorate in (compiled, fused):
+        assert decorate(lambda x: x + 1)(1) == 2

@@ -91,6 +91,7 @@ def test_an_augment_object_mixes_like_its_name() -> None:
 @pytest.mark.parametrize("augment", ["fcr+trivial", "fc+augmix+mixup"])
 def test_batches_augmented_together_are_the_same(augment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"augment": augment, "mollify": fastmoll.Mollify(5)}
+    monkeypatch.setattr("fastmoll.small_loader._TOGETHER", {})
     alone = list(loader(**options)) + list(loader(**options, rank=1, world_size=2))
     monkeypatch.setattr("fastmoll.small_loader._TOGETHER", {"cpu": 9})  # two batches of 4; the epoch has 5
     calls: list[int] = []
@@ -104,6 +105,10 @@ def test_batches_augmented_together_are_the_same(augment: str, monkeypatch: pyte
     together = loader(**options)
     assert_same([*together, *loader(**options, rank=1, world_size=2)], alone)
     assert calls == [8, 8, 4, 8]
+    with monkeypatch.context() as patch:
+        patch.setattr("fastmoll.small_loader._TOGETHER_BYTES", 7 * together.data.images[0].nbytes)
+        assert_same(list(loader(**options)), alone[:5])
+    assert calls[4:] == [4] * 5
     resumed = loader(**options)
     together.set_epoch(0)
     running = iter(together)

@@ -411,9 +411,14 @@ _FREE = {
 }
 
 
+# Settings that came later, with what was done before there was a choice.
+_LATER = {"data.decoder": "mixed"}
+
+
 def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
     """The first setting that keeps ``current`` from continuing ``saved``, in words; None where nothing does."""
     before, now = _flat(saved), _flat(current)
+    before = {name: value for name, value in _LATER.items() if name in now} | before
     for name in sorted((before.keys() | now.keys()) - _FREE):
         if before.get(name) != now.get(name):
             return f"{name} was {before.get(name)} and is now {now.get(name)}"
