@@ -34,6 +34,7 @@ ALEXNET: Final = {
 }
 """AlexNet's mean error over the severities of each corruption of ImageNet-C, %, as published with it."""
 
+BINS_UP_TO: Final = 10_000
 _BATCH = 100
 _COUNT, _CONFIDENCE, _CORRECT = range(3)
 
@@ -56,6 +57,9 @@ class ClassificationMetrics(Metric):
       whatever batches they came in. That is what the paper reports, and mostly the floor of that estimator: a perfectly
       calibrated classifier with an error of 8 % reads 0.05. For comparisons with the paper only.
 
+    A sample without probabilities, as NaN is among its logits, is classified wrongly, and all figures but the error are
+    NaN then.
+
     Example:
         >>> metrics = ClassificationMetrics()
         >>> metrics.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -74,14 +78,15 @@ class ClassificationMetrics(Metric):
         """Start without samples.
 
         Args:
-            bins: Number of bins of all calibration errors.
+            bins: Number of bins of all calibration errors, up to 10,000.
             sync_on_compute: Bring the ranks together in ``compute()``, to which all of them must come then.
 
         Raises:
-            ValueError: ``bins`` is not an integer of at least 1.
+            ValueError: ``bins`` is not an integer from 1 to 10,000.
         """
         super().__init__(sync_on_compute=sync_on_compute)
-        self.num_bins = check_integer("bins", bins, 1)
+        self.num_bins = check_integer("bins", bins, 1, BINS_UP_TO + 1)
+        self._num_classes: int | None = None
         # One row a sample: confidence, 1 if right, NLL. Its id (-1: none given) apart: float64 would round large ones.
         self.add_state("samples", [], dist_reduce_fx="cat")
         self.add_state("ids", [], dist_reduce_fx="cat")
@@ -90,14 +95,16 @@ class ClassificationMetrics(Metric):
         """Count a batch.
 
         Args:
-            logits: ``(B, K)``, any floating dtype; the softmax is computed in float32 (float64 for float64).
+            logits: ``(B, K)``, K the same in all batches, any floating dtype; the softmax is computed in float32
+                (float64 for float64).
             labels: ``(B,)`` int64 class numbers, ``0 <= label < K``, on any device.
             index: ``(B,)`` integer sample ids of at least 0, on any device: the order of the samples. Without them it
                 is that in which they come, rank after rank. They are given for all batches, or for none.
 
         Raises:
-            ValueError: no tensors, wrong shapes or dtypes; a label out of range or an id below 0 (checked on the CPU
-                only: on a GPU the look would wait for the device, and an out-of-range label stops the kernel instead).
+            ValueError: no tensors, wrong shapes or dtypes, another K than before; a label out of range or an id below 0
+                (checked on the CPU only: on a GPU the look would wait for the device, and an out-of-range label stops
+                the kernel instead).
         """
         for name, value in (("logits", logits), ("labels", labels), ("index", index)):
             if not isinstance(value, Tensor) and (name != "index" or value is not None):
@@ -105,6 +112,10 @@ class ClassificationMetrics(Metric):
                 raise ValueError(f"{name} must be a torch.Tensor, got a {kind} (torch.as_tensor makes one of arrays)")
         if logits.ndim != 2 or not logits.is_floating_point():
             raise ValueError(f"logits must be floating point of shape (B, K), got {logits.dtype} {tuple(logits.shape)}")
+        if len(self.samples) and self._num_classes not in (None, logits.shape[1]):
+            raise ValueError(
+                f"logits must be of shape (B, {self._num_classes}) as in the batches before, got {tuple(logits.shape)}"
+            )
         if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
             raise ValueError(
                 f"labels must be int64 of shape ({logits.shape[0]},), got {labels.dtype} {tuple(labels.shape)}"
@@ -127,7 +138,9 @@ class ClassificationMetrics(Metric):
         waitless = logits.is_cuda
         labels = labels.to(logits.device, non_blocking=waitless)
         nll = -log_probs.gather(1, labels[:, None])[:, 0]
-        columns = (top.exp(), predicted == labels, nll)
+        # The place of a NaN's maximum is no prediction.
+        columns = (top.exp(), (predicted == labels) & ~top.isnan(), nll)
+        self._num_classes = logits.shape[1]
         self.samples.append(torch.stack([column.double() for column in columns], 1))
         if index is None:
             index = torch.full_like(labels, -1)
@@ -181,7 +194,7 @@ def calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
     Args:
         logits: ``(N, K)``, any floating dtype, as for `ClassificationMetrics.update`, whose ``ece`` this is.
         labels: ``(N,)`` int64 class numbers, likewise.
-        bins: Number of bins.
+        bins: Number of bins, up to 10,000.
 
     Returns:
         A fraction, a float64 scalar on the CPU; NaN without any sample.

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fastmoll.distributed import Process, Stop
 from fastmoll.kernels.checks import check_choice, check_integer
-from fastmoll.metrics import ClassificationMetrics
+from fastmoll.metrics import BINS_UP_TO, ClassificationMetrics
 
 PRECISIONS = ("auto", "bf16", "off")
 
@@ -38,7 +38,7 @@ def evaluate(
             numbers ``(B,)`` and, where there are any, sample ids ``(B,)``. Batches go to the device of the model. Where
             it has ``num_samples`` (of all ranks), so many must come, and where it has ``classes``, the model must tell
             so many apart.
-        bins: Bins of the calibration errors and of ``reliability``.
+        bins: Bins of the calibration errors and of ``reliability``, up to 10,000.
         precision: ``"off"``, ``"bf16"``: bfloat16 by ``torch.autocast``, or ``"auto"``: that on a GPU. The figures are
             computed from float32 logits.
         channels_last: Bring the images in that memory order.
@@ -54,7 +54,7 @@ def evaluate(
         RuntimeError: another number of samples came than the loader's ``num_samples``; an error on another rank.
     """
     check_choice("precision", precision, PRECISIONS)
-    check_integer("bins", bins, 1)
+    check_integer("bins", bins, 1, BINS_UP_TO + 1)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):

@@ -132,7 +132,11 @@ def load_weights(
         for key in wrong
     )
     if missing or unexpected or (wrong and (exact or not replaced)):
-        head_alone = replaced and not (missing or unexpected)
+        # Of one layer alone: a network of another width differs in the next one, too. It need not be the last by name.
+        one_layer = len({key.rpartition(".")[0] for key in wrong}) == 1 and all(
+            state[key].ndim and state[key].shape[1:] == own[key].shape[1:] for key in wrong
+        )
+        head_alone = exact and one_layer and not (missing or unexpected)
         larger = head_alone and all(len(state[key]) > len(own[key]) for key in wrong)
         message = (
             f"{option}: {source} does not fit {name}: "

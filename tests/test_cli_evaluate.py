@@ -232,6 +232,10 @@ def test_some_outputs_of_a_network_of_ones_own_are_compared(
     assert re.search(r"with another choice of outputs: it was 3 of 5 \(digest \w+\) and is now 3 of 5", message)
     (tmp_path / "names.txt").write_text("9\n2\n7\n1\n")
     assert "names.txt has no '0', a class of the data; its first is '9'" in fails(capsys, *listed)
+    two = f"{tmp_path / 'nets.py'}:two"
+    (tmp_path / "names.txt").write_text("9\n2\n0\n7\n1\n")
+    message = fails(capsys, tmp_path / "w.pt", "--net", two, "--classes", tmp_path / "names.txt", *again)
+    assert "does not fit nets.py:two" in message and "--classes" not in message  # which is given
     message = fails(capsys, f"python:{tmp_path / 'nets.py'}:two", *out)
     assert re.search(r"two gives 2 logits, but .*val\.npy has 3 classes$", message)
 

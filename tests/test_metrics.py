@@ -127,6 +127,17 @@ def test_an_impossible_label_gives_infinite_nll_and_a_nan_logit_a_nan() -> None:
     assert np.isnan(figures(metrics)["nll"]) and figures(metrics)["count"] == 1
 
 
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf])
+def test_a_sample_without_probabilities_is_wrong_whatever_its_label(strange: float) -> None:
+    metrics = ClassificationMetrics()
+    logits = torch.tensor([[1.0, 0.0]] * 4)
+    logits[:3, :1] = strange
+    metrics.update(logits, torch.tensor([0, 1, 0, 0]))
+    found = figures(metrics)
+    assert found["error"] == 0.75
+    assert all(np.isnan(found[name]) for name in ("nll", "ece", "ece_adaptive", "ece_batch100"))
+
+
 def test_figures_of_a_small_set_are_those_computed_by_hand() -> None:
     # Bins of a fifteenth: 0.55 and 0.58 are in the ninth, 0.62 in the tenth, 0.95 and 1 in the last.
     metrics = ClassificationMetrics()
@@ -241,15 +252,23 @@ def test_what_is_no_tensor_is_named() -> None:
         ClassificationMetrics().update(logits, labels, range(4))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bins", [0, 1.5, True])
+@pytest.mark.parametrize("bins", [0, 1.5, True, 10_001])
 def test_a_number_of_bins_that_is_none_is_refused(bins: int) -> None:
     with pytest.raises(ValueError, match="bins"):
         ClassificationMetrics(bins)
 
 
-def test_reset_forgets() -> None:
+def test_batches_of_another_number_of_classes_are_refused() -> None:
     metrics = ClassificationMetrics()
     metrics.update(*random_set(10, 3))
+    with pytest.raises(ValueError, match=r"logits must be of shape \(B, 3\) as in the batches before, got \(5, 4\)"):
+        metrics.update(*random_set(5, 4))
+    assert figures(metrics)["count"] == 10
+
+
+def test_reset_forgets() -> None:
+    metrics = ClassificationMetrics()
+    metrics.update(*random_set(10, 5))
     metrics.reset()
     logits, labels = random_set(20, 3, seed=1)
     metrics.update(logits.double(), labels)

@@ -173,6 +173,22 @@ def test_a_file_that_is_no_evaluation_is_refused(tmp_path: Path, text: str) -> N
         read_run(path)
 
 
+def test_a_byte_order_mark_before_the_text_is_read_over(tmp_path: Path) -> None:
+    file = write(tmp_path) / "robustness-generated" / "robustness.json"
+    before = read_run(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_run(file) == before
+
+
+def test_a_network_of_which_some_outputs_are_compared_says_so(tmp_path: Path) -> None:
+    content = fake_result(net="resnet50", num_classes=10)
+    assert read_run(write_run(tmp_path, content)).net == "resnet50"
+    assert read_run(write_run(tmp_path, {**content, "outputs": 10})).net == "resnet50"
+    assert read_run(write_run(tmp_path, {**content, "outputs": 1000})).net == "resnet50 (10 of 1000 outputs)"
+    with pytest.raises(ValueError, match=r"outputs must be a whole number from num_classes, 10, to 2\^53, got 9"):
+        read_run(write_run(tmp_path, {**content, "outputs": 9}))
+
+
 def test_a_cell_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "robustness.json"
     text = json.dumps(fake_result(count=40))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from fastmoll.robustness.networks import (
 CODE = """
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from {helper} import WIDTH
@@ -48,6 +50,19 @@ def fixed():
 
 def wrong():
     return {{"model": 1}}
+
+
+class Maker:
+    def __call__(self):
+        return fixed()
+
+
+network = Net(3)
+
+
+def without_values():
+    with torch.device("meta"):
+        return fixed()
 
 
 def failing(width):
@@ -86,6 +101,7 @@ def test_a_function_is_found_in_a_file_or_a_module_of_the_working_directory(
     [
         ("{file}:Nett", "^--net: Nett in .*nets_of_mine.py does not exist; did you mean Net"),
         ("{file}:CONSTANT", "CONSTANT in .* is no function or class"),
+        ("{file}:network", "network in .*nets_of_mine.py is a network, not a function that makes one$"),
         ("{file}:", "--net must be MODULE:FUNCTION or FILE.py:FUNCTION, got"),
         ("nowhere.py:f", "there is no file nowhere.py"),
         ("no_such_module:f", "no_such_module can't be imported: ModuleNotFoundError: No module named 'no_such_module'"),
@@ -118,7 +134,7 @@ def test_a_function_is_told_from_one_whose_file_has_changed(code: Path, monkeypa
     def described(name: str) -> str:
         return describe_function(*find_function(f"{code}:{name}", "--net"))
 
-    code.write_text(code.read_text() + "\nimport functools\npart = functools.partial(fixed)\nmade = Net(3)\n")
+    code.write_text(code.read_text() + "\nimport functools\npart = functools.partial(fixed)\nmade = Maker()\n")
     code.write_text(code.read_text() + "kept = functools.lru_cache(fixed)\nfrom helper_of_mine import *\n")
     code.with_name("helper_of_mine.py").write_text("WIDTH = 5\n\n\ndef theirs():\n    pass\n")
     names = ["Net", "fixed", "part", "kept", "made"]
@@ -139,6 +155,7 @@ def test_a_function_is_told_from_one_whose_file_has_changed(code: Path, monkeypa
 def test_code_that_fails_or_gives_no_network_is_named(code: Path, tmp_path: Path) -> None:
     for name, message in {
         "wrong": r"--net: nets_of_mine\.py:wrong must return a torch\.nn\.Module, got a dict",
+        "without_values": r"must return a network with values, but it has tensors on the meta device$",
         "failing": r"nets_of_mine\.py:failing raised TypeError: failing\(\) missing 1 required .*'width'",
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -147,6 +164,28 @@ def test_code_that_fails_or_gives_no_network_is_named(code: Path, tmp_path: Path
         (tmp_path / "script.py").write_text(text)
         with pytest.raises(ValueError, match=rf"script\.py can't be imported: {message}"):
             find_function(f"{tmp_path / 'script.py'}:f", "--net")
+
+
+def test_code_may_change_its_working_directory_and_nobody_elses(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    elsewhere = code.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "width").write_text("6")
+    text = code.read_text() + "\nimport functools, os\n"
+    text += "def made(out, num_classes):\n    width = int(open('width').read())\n    os.chdir('..')\n"
+    text += "    return nn.Linear(width, num_classes)\npart = functools.partial(made, 3)\n"
+    code.write_text(text)
+    _, before = find_function(f"{code}:part", "--net")
+    code.write_text(text + f"os.chdir({str(elsewhere)!r})\n")
+    name, function = find_function(f"{code}:part", "--net")
+    assert os.getcwd() == "/"
+    model = call_function(function, name, 4, "--net")
+    assert (model.in_features, model.out_features) == (6, 4) and os.getcwd() == "/"
+    assert describe_function(name, function) == describe_function(name, before)  # of the same file
+    code.write_text(text + f"os.chdir({str(elsewhere)!r})\nraise OSError\n")
+    with pytest.raises(ValueError, match="can't be imported"):
+        find_function(f"{code}:part", "--net")
+    assert os.getcwd() == "/"
 
 
 class Odd(nn.Module):

@@ -18,6 +18,7 @@ from fastmoll.robustness.predictions import (
     Recorder,
     check_parquet,
     gather_predictions,
+    has_predictions,
     read_predictions,
     write_predictions,
 )
@@ -33,7 +34,7 @@ def some(ids: list[int], classes: int = 3) -> Predictions:
 
 def test_predictions_of_all_ranks_come_back_in_the_order_of_the_samples(tmp_path: Path) -> None:
     first, second = some([5, 1, 3]), some([4, 0, 2])
-    write_predictions(tmp_path / "p.parquet", [first, None, second], "this")
+    write_predictions(tmp_path / "p.parquet", [first, None, second], "this", "fog-1")
     (found,) = read_predictions(tmp_path / "p.parquet", "this")
     assert found.ids.tolist() == [0, 1, 2, 3, 4, 5] and found.labels.tolist() == [0, 1, 2, 0, 1, 2]
     whole = torch.cat([first.logits, second.logits])
@@ -64,7 +65,7 @@ def test_rank_0_alone_gets_the_predictions_of_all(tmp_path: Path) -> None:
 
 
 def test_other_tools_read_columns_that_explain_themselves(tmp_path: Path) -> None:
-    write_predictions(tmp_path / "p.parquet", [some([0, 1])], "this")
+    write_predictions(tmp_path / "p.parquet", [some([0, 1])], "this", "fog-1")
     table = parquet.read_table(tmp_path / "p.parquet")
     assert {name: str(table.schema.field(name).type) for name in table.column_names} == {
         "index": "int64",
@@ -75,7 +76,7 @@ def test_other_tools_read_columns_that_explain_themselves(tmp_path: Path) -> Non
 
 
 def test_a_large_set_comes_in_portions(tmp_path: Path) -> None:
-    write_predictions(tmp_path / "p.parquet", [some(list(range(10_000)))], "this")
+    write_predictions(tmp_path / "p.parquet", [some(list(range(10_000)))], "this", "fog-1")
     parts = list(read_predictions(tmp_path / "p.parquet"))
     assert len(parts) > 1 and torch.equal(torch.cat([part.ids for part in parts]), torch.arange(10_000))
     assert torch.equal(torch.cat([part.logits for part in parts]), some(list(range(10_000))).logits)
@@ -100,9 +101,11 @@ def test_files_that_do_not_fit_are_named_with_the_reason(tmp_path: Path) -> None
     path = tmp_path / "p.parquet"
     with pytest.raises(ValueError, match=r"there are no predictions .*p\.parquet"):
         read_predictions(path)
-    write_predictions(path, [some([0, 1])], "this")
+    write_predictions(path, [some([0, 1])], "this", "fog-1")
     with pytest.raises(ValueError, match=r"p\.parquet is of another evaluation"):
         read_predictions(path, "that")
+    with pytest.raises(ValueError, match=r"p\.parquet has the predictions of fog-1, not of fog-2"):
+        read_predictions(path, "this", "fog-2")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"p\.parquet is damaged, or no Parquet file"):
         read_predictions(path)
@@ -113,17 +116,38 @@ def test_files_that_do_not_fit_are_named_with_the_reason(tmp_path: Path) -> None
         read_predictions(path)
 
 
+def test_a_file_without_the_name_of_its_cell_is_read_as_any(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    write_predictions(path, [some([0, 1])], "this", "fog-1")
+    table = parquet.read_table(path)
+    assert table.schema.metadata.pop(b"fastmoll.cell") == b"fog-1"
+    parquet.write_table(table.replace_schema_metadata({b"fastmoll.evaluation": b"this"}), path)
+    (found,) = read_predictions(path, "this", "fog-2")
+    assert found.ids.tolist() == [0, 1]
+
+
+def test_predictions_are_there_if_whole_and_of_that_cell(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    assert not has_predictions(path, "this", "fog-1", 2, 3)
+    write_predictions(path, [some([0, 1])], "this", "fog-1")
+    assert has_predictions(path, "this", "fog-1", 2, 3)
+    for other in (("that", "fog-1", 2, 3), ("this", "fog-2", 2, 3), ("this", "fog-1", 3, 3), ("this", "fog-1", 2, 4)):
+        assert not has_predictions(path, *other)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert not has_predictions(path, "this", "fog-1", 2, 3)
+
+
 def test_a_folder_whose_name_is_no_utf8_is_one_like_others(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()
-    write_predictions(folder / "p.parquet", [some([0, 1])], "this")
+    write_predictions(folder / "p.parquet", [some([0, 1])], "this", "fog-1")
     (found,) = read_predictions(folder / "p.parquet", "this")
     assert found.ids.tolist() == [0, 1]
 
 
 def test_ids_that_float64_would_round_come_back(tmp_path: Path) -> None:
     ids = [2**53 + 2, 2**53 + 1, 2**63 - 1]
-    write_predictions(tmp_path / "p.parquet", [some(ids)], "this")
+    write_predictions(tmp_path / "p.parquet", [some(ids)], "this", "fog-1")
     (found,) = read_predictions(tmp_path / "p.parquet")
     assert found.ids.tolist() == sorted(ids)
 
@@ -133,7 +157,7 @@ def test_a_full_disk_leaves_the_old_file_and_one_line(tmp_path: Path) -> None:
     path.write_text("old")
     (tmp_path / ".p.parquet.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"^/.*p\.parquet can't be written: No space left on device$"):
-        write_predictions(path, [some([0, 1])], "this")
+        write_predictions(path, [some([0, 1])], "this", "fog-1")
     assert (os.listdir(tmp_path), path.read_text()) == (["p.parquet"], "old")
 
 

@@ -226,10 +226,10 @@ def test_predictions_of_another_number_of_samples_or_classes_are_named(tmp_path:
     run(results, ALL[:1], predictions=True)
     path = results.predictions(None)
     (whole,) = read_predictions(path)
-    write_predictions(path, [Predictions(*(part[:119] for part in whole))], results.evaluation)
+    write_predictions(path, [Predictions(*(part[:119] for part in whole))], results.evaluation, "clean")
     with pytest.raises(ValueError, match=r"clean\.parquet: evaluated 119 images of 120"):
         rescore(CPU, results)
-    write_predictions(path, [whole._replace(logits=whole.logits[:, :2])], results.evaluation)
+    write_predictions(path, [whole._replace(logits=whole.logits[:, :2])], results.evaluation, "clean")
     with pytest.raises(ValueError, match=r"clean\.parquet: labels must be in 0\.\.1, got 2"):
         rescore(CPU, results)
 
@@ -250,6 +250,25 @@ def test_a_cell_without_predictions_is_done_again_where_they_are_wanted(tmp_path
     run(begun(tmp_path), ALL[:3], opened, predictions=True)
     assert opened[1:] == list(ALL[:3])
     assert sorted(os.listdir(tmp_path / "predictions"))[0] == "clean.parquet"
+
+
+def test_a_cell_whose_predictions_are_damaged_or_of_another_is_done_again(tmp_path: Path) -> None:
+    results = begun(tmp_path)
+    run(results, ALL[:4], predictions=True)
+    clean, first, second, third = map(results.predictions, ALL[:4])
+    whole = third.read_bytes()
+    clean.write_bytes(clean.read_bytes()[:-30])
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match=r"clean\.parquet is damaged"):
+        rescore(CPU, results)
+    opened: list[Cell] = []
+    run(begun(tmp_path), ALL[:4], opened, predictions=True)
+    assert opened[1:] == [ALL[0], ALL[2]] and third.read_bytes() == whole
+    rescore(CPU, results)
+    second.write_bytes(first.read_bytes())
+    has = r"noise-2\.parquet has the predictions of gaussian_noise-1, not of gaussian_noise-2$"
+    with pytest.raises(ValueError, match=has):
+        rescore(CPU, results)
 
 
 def test_a_network_that_gives_no_numbers_leaves_no_figures(tmp_path: Path) -> None:

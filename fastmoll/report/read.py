@@ -74,7 +74,7 @@ def read_run(folder: str | Path) -> RunResult:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error})") from error
 
@@ -202,7 +202,7 @@ class _Reader:
             data=self.take(content, "data", _TEXT),
             size=self.take(content, "size", _PIXELS),
             num_classes=self.take(content, "num_classes", _COUNT),
-            net=self.take(content, "net", _TEXT),
+            net=self.net(content),
             augment=self.take(content, "augment", _TEXT | None),
             mollify=self.take(content, "mollify", _FLAG | None),
             seed=self.take(content, "seed", _WHOLE | None),
@@ -226,6 +226,15 @@ class _Reader:
             if not math.isclose(mean, result.value(name), rel_tol=1e-6, abs_tol=1e-9):
                 self.fail(f"corrupted.{name}", f"the mean of its cells, {result.value(name)}", mean)
         return result
+
+    def net(self, content: Mapping[str, Any]) -> str:
+        """The network's name; of one with more outputs than classes it says so: fewer are easier to tell apart."""
+        name: str = self.take(content, "net", _TEXT)
+        classes = self.take(content, "num_classes", _COUNT)
+        least = _Kind(f"a whole number from num_classes, {classes}, to 2^53", lambda x: _is_whole(x, classes, _EXACT))
+        # Evaluations of earlier versions don't say.
+        outputs = self.take(content, "outputs", least) if "outputs" in content else classes
+        return name if outputs == classes else f"{name} ({classes} of {outputs} outputs)"
 
     def cell(self, content: Any, place: str, count: int) -> Cell:
         if not isinstance(content, dict):

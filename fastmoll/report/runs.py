@@ -52,7 +52,7 @@ class RunResult:
         data: Data set.
         size: Side of the images, in pixels.
         num_classes: Number of classes.
-        net: Network.
+        net: Network, ``"resnet50 (10 of 1000 outputs)"`` where only some of its outputs were compared.
         augment: Augmentation it was trained with; None where that isn't known.
         mollify: Whether it was trained with mollification; None where that isn't known.
         seed: Seed of its training; None where that isn't known.

@@ -11,7 +11,13 @@ from tqdm import tqdm
 from fastmoll.distributed import Process
 from fastmoll.metrics import ClassificationMetrics
 from fastmoll.output import bar, say
-from fastmoll.robustness.predictions import Recorder, gather_predictions, read_predictions, write_predictions
+from fastmoll.robustness.predictions import (
+    Recorder,
+    gather_predictions,
+    has_predictions,
+    read_predictions,
+    write_predictions,
+)
 from fastmoll.robustness.results import ALL, Cell, Results, cell_name
 from fastmoll.scoring import check_count, figures, score
 
@@ -49,13 +55,14 @@ def measure(
         num_classes: Number of classes.
         precision: As for `fastmoll.evaluate`.
         channels_last: Likewise.
-        predictions: Save the predictions, too; a cell without them isn't done then.
+        predictions: Save the predictions, too; a cell without them, or with a damaged file, isn't done then.
 
     Raises:
         Stop: on all processes, for an error on one of them.
     """
     with process.agree():
-        todo = [cell for cell in cells if not _is_done(results, cell, predictions)] if process.main else []
+        width = num_classes if predictions else None
+        todo = [cell for cell in cells if not _is_done(results, cell, width)] if process.main else []
         if process.main and predictions:
             (results.out / "predictions").mkdir(exist_ok=True)
     todo = process.gather(todo)[0]
@@ -87,7 +94,7 @@ def measure(
                 check_count(found["count"], loader.num_samples)
                 if process.main:
                     if recorder:
-                        write_predictions(results.predictions(cell), parts, results.evaluation)
+                        write_predictions(results.predictions(cell), parts, results.evaluation, cell_name(cell))
                     results.write(cell, found)
             line = f"error {found['error']:.2f} %, NLL {found['nll']:.4f}, ECE {found['ece']:.4f}"
             say(process, f"{cell_name(cell)}: {line}")
@@ -97,7 +104,7 @@ def rescore(process: Process, results: Results) -> None:
     """Compute the figures of every cell again, from its predictions, in this process alone.
 
     Raises:
-        ValueError: there are none of a cell that is done, they are damaged, or of another evaluation.
+        ValueError: there are none of a cell that is done, they are damaged, or of another evaluation or cell.
         ImportError: pyarrow is missing.
     """
     saved = [cell for cell in ALL if results.predictions(cell).exists()]
@@ -111,7 +118,7 @@ def rescore(process: Process, results: Results) -> None:
             metrics = ClassificationMetrics(sync_on_compute=False)
             path = results.predictions(cell)
             try:
-                for part in read_predictions(path, results.evaluation):
+                for part in read_predictions(path, results.evaluation, cell_name(cell)):
                     metrics.update(part.logits, part.labels, part.ids)
                 found = figures(metrics)
                 check_count(found["count"], results.header["count"])
@@ -127,5 +134,11 @@ def _moving(loader: CellLoader, progress: tqdm[int]) -> Iterator[tuple[Tensor, T
         progress.update()
 
 
-def _is_done(results: Results, cell: Cell, predictions: bool) -> bool:
-    return results.read(cell) is not None and (not predictions or results.predictions(cell).exists())
+def _is_done(results: Results, cell: Cell, num_classes: int | None) -> bool:
+    """Whether a cell has its figures and, unless ``num_classes`` is None, its predictions of so many classes."""
+    if results.read(cell) is None:
+        return False
+    if num_classes is None:
+        return True
+    path, count = results.predictions(cell), results.header["count"]
+    return has_predictions(path, results.evaluation, cell_name(cell), count, num_classes)

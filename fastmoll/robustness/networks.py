@@ -26,7 +26,8 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
 
     Modules are looked for in the working directory, too, and those that a file imports beside it, as Python does for a
     script. Afterwards that folder is the last place where modules are looked for: one that is called as one of an
-    installed package stays out of the way of those who import that later.
+    installed package stays out of the way of those who import that later. The working directory is the same
+    afterwards; where the code has changed it, the function will be called in the one that it chose.
 
     Args:
         reference: Where the function is.
@@ -36,7 +37,7 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
         What to call the network, without folders, and the function.
 
     Raises:
-        ValueError: no such module or file, one that raises an error, or no such function in it.
+        ValueError: no such module or file, one that raises an error, no such function in it, or a network there.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name:
@@ -45,8 +46,9 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
     if path is not None and not path.is_file():
         raise ValueError(f"{option}: there is no file {place}")
     try:
-        with _looking_in(os.getcwd() if path is None else str(path.parent)):
+        with _staying(), _looking_in(os.getcwd() if path is None else str(path.parent)):
             module = importlib.import_module(place) if path is None else _load(path)
+            chosen = os.getcwd()
     except (Exception, SystemExit) as error:  # whatever the code of others raises
         raise ValueError(f"{option}: {place} can't be imported: {_reason(error)}") from error
     function = getattr(module, name, None)
@@ -56,6 +58,10 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         fault = "is no function or class" if hasattr(module, name) else "does not exist"
         raise ValueError(f"{option}: {name} in {place} {fault}{hint}")
+    if isinstance(function, nn.Module):
+        raise ValueError(f"{option}: {name} in {place} is a network, not a function that makes one")
+    if chosen != os.getcwd():
+        function = _called_in(chosen, function)
     return f"{place if path is None else path.name}:{name}", function
 
 
@@ -67,7 +73,9 @@ def describe_function(name: str, function: Callable[..., Any]) -> str:
         function: As from `find_function`.
     """
     try:
-        inner = inspect.unwrap(function.func if isinstance(function, partial) else function)
+        inner = inspect.unwrap(function)
+        if isinstance(inner, partial):
+            inner = inspect.unwrap(inner.func)
         # Of an object that can be called, its class says where it is defined.
         source = inspect.getsourcefile(inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner))
         content = None if source is None else Path(source).read_bytes()
@@ -88,18 +96,21 @@ def call_function(function: Callable[..., Any], name: str, num_classes: int, opt
         option: As for `find_function`.
 
     Raises:
-        ValueError: it raises an error, or returns something else.
+        ValueError: it raises an error, or returns something else, or a network without values, on the meta device.
     """
     try:
         told = "num_classes" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # of some that are written in C
         told = False
     try:
-        model = function(num_classes=num_classes) if told else function()
+        with _staying():
+            model = function(num_classes=num_classes) if told else function()
     except (Exception, SystemExit) as error:
         raise ValueError(f"{option}: {name} raised {_reason(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{option}: {name} must return a torch.nn.Module, got a {type(model).__name__}")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(f"{option}: {name} must return a network with values, but it has tensors on the meta device")
     return model
 
 
@@ -203,6 +214,28 @@ def describe_outputs(kept: Sequence[int], count: int) -> str:
     """Which outputs are compared, in one line."""
     digest = hashlib.blake2b(repr(list(kept)).encode(), digest_size=8).hexdigest()
     return f"{len(kept)} of {count} (digest {digest})"
+
+
+@contextmanager
+def _staying() -> Iterator[None]:
+    """Go back to the working directory afterwards, by which the other paths of the user are named."""
+    here = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(here)
+
+
+def _called_in(folder: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is called in a working directory."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        with _staying():
+            os.chdir(folder)
+            return function(*args, **options)
+
+    vars(call)["__wrapped__"] = function  # all that is asked about it besides
+    return call
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from fastmoll.output import replacing
 
 _ROWS: Final = 8192  # of a group that is read and scored at a time
 _KEY: Final = b"fastmoll.evaluation"
+_CELL_KEY: Final = b"fastmoll.cell"
 
 
 class Predictions(NamedTuple):
@@ -65,7 +66,7 @@ def check_parquet() -> None:
     _parquet()
 
 
-def write_predictions(path: Path, parts: Sequence[Predictions | None], evaluation: str) -> None:
+def write_predictions(path: Path, parts: Sequence[Predictions | None], evaluation: str, cell: str) -> None:
     """Write the predictions of all processes in one piece, in the order of the sample ids.
 
     The columns are ``index`` and ``label``, int64, and ``logits``, a list of float32 of fixed length.
@@ -74,6 +75,7 @@ def write_predictions(path: Path, parts: Sequence[Predictions | None], evaluatio
         path: File to write or replace.
         parts: Those of each process.
         evaluation: What they belong to, kept in the file.
+        cell: Name of the images that they are of, likewise.
 
     Raises:
         ImportError: pyarrow is missing.
@@ -88,40 +90,76 @@ def write_predictions(path: Path, parts: Sequence[Predictions | None], evaluatio
         "label": arrow.array(labels),
         "logits": arrow.FixedSizeListArray.from_arrays(arrow.array(logits.reshape(-1)), logits.shape[1]),
     }
-    table = arrow.table(columns).replace_schema_metadata({_KEY: evaluation.encode()})
+    table = arrow.table(columns).replace_schema_metadata({_KEY: evaluation.encode(), _CELL_KEY: cell.encode()})
     with replacing(path) as file:
         parquet.write_table(table, file, row_group_size=_ROWS, compression="zstd")
 
 
-def read_predictions(path: Path, evaluation: str | None = None) -> Any:
+def read_predictions(path: Path, evaluation: str | None = None, cell: str | None = None) -> Any:
     """The predictions of a file, in portions.
 
     Args:
         path: File that `write_predictions` wrote.
         evaluation: What they must belong to.
+        cell: Name of the images that they must be of; a file that doesn't say is taken at its own name.
 
     Returns:
         An iterator over `Predictions`.
 
     Raises:
         ImportError: pyarrow is missing.
-        ValueError: no such file, one that is damaged, without these columns, or of another evaluation.
+        ValueError: no such file, one that is damaged, without these columns, of another evaluation, or of
+            another cell.
     """
+    _check(_open(path), path, evaluation, cell)
+    return _portions(path, _parquet()[1])
+
+
+def has_predictions(path: Path, evaluation: str, cell: str, count: int, num_classes: int) -> bool:
+    """Whether a file has the predictions of a cell, as far as its footer tells.
+
+    Args:
+        path: The file, which may be missing or damaged.
+        evaluation: What they must belong to.
+        cell: As for `read_predictions`.
+        count: Number of samples that there must be.
+        num_classes: Number of logits a sample, likewise.
+
+    Raises:
+        ImportError: pyarrow is missing.
+    """
+    try:
+        about = _open(path)
+        _check(about, path, evaluation, cell)
+    except ValueError:
+        return False
+    width = getattr(about.schema.to_arrow_schema().field("logits").type, "list_size", None)
+    return bool(about.num_rows == count and width == num_classes)
+
+
+def _open(path: Path) -> Any:
+    """What the footer of a file says."""
     _, parquet = _parquet()
     try:
         with path.open("rb") as file:  # pyarrow itself opens no path that is not UTF-8
-            schema = parquet.read_schema(file)
+            return parquet.read_metadata(file)
     except FileNotFoundError as error:
         raise ValueError(f"there are no predictions {path}") from error
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         raise ValueError(f"{path} is damaged, or no Parquet file") from error
-    kept = (schema.metadata or {}).get(_KEY, b"").decode()
+
+
+def _check(about: Any, path: Path, evaluation: str | None, cell: str | None) -> None:
+    """Refuse a file that is of something else."""
+    schema = about.schema.to_arrow_schema()
+    kept = schema.metadata or {}
     missing = [name for name in ("index", "label", "logits") if name not in schema.names]
     if missing:
         raise ValueError(f"{path} has no column {', '.join(missing)}")
-    if evaluation is not None and kept != evaluation:
+    if evaluation is not None and kept.get(_KEY) != evaluation.encode():
         raise ValueError(f"{path} is of another evaluation")
-    return _portions(path, parquet)
+    if cell is not None and kept.get(_CELL_KEY, cell.encode()) != cell.encode():  # older files have no cell
+        raise ValueError(f"{path} has the predictions of {kept[_CELL_KEY].decode(errors='replace')}, not of {cell}")
 
 
 def _portions(path: Path, parquet: Any) -> Any:
