@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,10 @@ def _rank(rank: int, folder: str) -> None:
     except (ValueError, RuntimeError) as error:
         found["error was"] = f"{type(error).__name__}: {error}"
     torch.save(found, f"{folder}/{rank}.pt")
+    # What still holds the process group would keep its threads until the interpreter ends, which may abort it.
+    del wrapped
+    gc.collect()
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
