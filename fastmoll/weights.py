@@ -16,8 +16,6 @@ from fastmoll.models import create_model
 
 FORMAT: Final = 1
 """Of the trainers' checkpoints, their ``"format"``."""
-SOME_CLASSES: Final = "; if the data have some of its classes, name all of them: fastmoll evaluate --classes FILE"
-"""What to do about a network with more outputs than the data have classes."""
 # Training scripts save their arguments and best figures, too: containers of plain values, which run no code.
 _SCALAR: Final = np.float64(0).__reduce__()[0]
 _PLAIN: Final[list[Any]] = [
@@ -137,15 +135,10 @@ def load_weights(
             state[key].ndim and state[key].shape[1:] == own[key].shape[1:] for key in wrong
         )
         head_alone = exact and one_layer and not (missing or unexpected)
-        larger = head_alone and all(len(state[key]) > len(own[key]) for key in wrong)
-        message = (
-            f"{option}: {source} does not fit {name}: "
-            + "; ".join(
-                [f"without {_some(missing)}"] * bool(missing)
-                + [f"with unknown {_some(unexpected)}"] * bool(unexpected)
-                + [f"{key} is {tuple(state[key].shape)} there and {tuple(own[key].shape)} here" for key in wrong[:5]]
-            )
-            + (SOME_CLASSES if larger else "")
+        message = f"{option}: {source} does not fit {name}: " + "; ".join(
+            [f"without {_some(missing)}"] * bool(missing)
+            + [f"with unknown {_some(unexpected)}"] * bool(unexpected)
+            + [f"{key} is {tuple(state[key].shape)} there and {tuple(own[key].shape)} here" for key in wrong[:5]]
         )
         raise HeadError(message, len(state[wrong[0]])) if head_alone else ValueError(message)
     trained_for = {key.rpartition(".")[0]: len(state[key]) for key in wrong}

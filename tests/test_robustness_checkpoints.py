@@ -18,7 +18,7 @@ from fastmoll.pipelines import MEAN, STD
 from fastmoll.robustness.checkpoints import digest, find_checkpoint
 from fastmoll.robustness.stored_images import StoredImages
 from fastmoll.train.config import parse, parse_small, with_standardisation
-from fastmoll.weights import build_model, load_weights
+from fastmoll.weights import HeadError, build_model, load_weights
 
 
 def save(folder: Path, config: dict[str, Any], classes: list[str], small_stem: bool | None) -> Path:
@@ -113,10 +113,9 @@ def test_a_network_of_ones_own_takes_a_state_dict_or_brings_its_weights(tmp_path
     own = find_checkpoint(str(tmp_path / "old.th"), f"{tmp_path / 'nets.py'}:wide")
     assert (own.net, own.folder, own.size, own.standardisation) == ("nets.py:wide", tmp_path, None, None)
     assert digest(own.build(4, 32, True)) == digest(whole.build(4, 32, True)) != digest(own.build(4, 32, False))
-    with pytest.raises(
-        ValueError, match=r"old\.th does not fit nets\.py:wide: .*\(4, 8\) there and \(2, 8\) .*--classes"
-    ):
+    with pytest.raises(HeadError, match=r"old\.th does not fit nets\.py:wide: .*\(4, 8\) there and \(2, 8\)") as caught:
         own.build(2, 32, True)
+    assert caught.value.outputs == 4
     (tmp_path / "lazy.py").write_text("import torch\n\n\ndef net():\n    return torch.nn.LazyLinear(4)\n")
     torch.save(torch.nn.Linear(3, 4).state_dict(), tmp_path / "lazy.pt")
     lazy = find_checkpoint(str(tmp_path / "lazy.pt"), f"{tmp_path / 'lazy.py'}:net").build(4, 32, True)

@@ -42,7 +42,7 @@ from fastmoll.robustness.results import (
 )
 from fastmoll.robustness.stored_images import StoredImages, open_clean
 from fastmoll.scoring import image_dtype, is_mixed
-from fastmoll.weights import SOME_CLASSES, HeadError
+from fastmoll.weights import HeadError
 
 _MANY_FILES: Final = 100_000  # it takes seconds to look at them, on a network file system minutes
 
@@ -262,9 +262,7 @@ def _network(
     try:
         model = checkpoint.build(expected, clean.size, process.main).to(process.device).eval()
     except HeadError as error:
-        if file is not None:
-            checkpoint.check_outputs(error.outputs, expected, clean.root, file)
-            raise ValueError(str(error).removesuffix(SOME_CLASSES)) from error  # it is done already
+        checkpoint.check_outputs(error.outputs, expected, clean.root, file)
         raise
     found = count_outputs(model, clean.size, checkpoint.name)
     checkpoint.check_outputs(found, expected, clean.root, file)

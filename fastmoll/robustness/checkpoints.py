@@ -20,9 +20,11 @@ from fastmoll.pipelines import MEAN, STD
 from fastmoll.robustness.networks import call_function, describe_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
 from fastmoll.sweep.file import AXES, QUIET, QUIET_RUN, flat, read_settings
-from fastmoll.weights import FORMAT, SOME_CLASSES, build_model, load_weights, read_file
+from fastmoll.weights import FORMAT, build_model, load_weights, read_file
 
 _OPTION: Final = "CHECKPOINT"
+# What to do about a network with more outputs than the data have classes.
+_SOME_CLASSES: Final = "; if the data have some of its classes, name all of them: fastmoll evaluate --classes FILE"
 _PREFIXES: Final = ("torchvision:", "timm:", "python:")
 # Filled in by the trainer from its data where the user gave none.
 _MEASURED: Final = ("data.mean", "data.std")
@@ -97,7 +99,7 @@ class Checkpoint:
 
     def _check_classes(self, classes: Sequence[str], source: object) -> None:
         if self.num_classes is not None and self.num_classes != len(classes):
-            hint = SOME_CLASSES if self.num_classes > len(classes) else ""
+            hint = _SOME_CLASSES if self.num_classes > len(classes) else ""
             raise ValueError(
                 f"{_OPTION}: {self.name} has {self.num_classes} classes, but {source} has {len(classes)}{hint}"
             )
@@ -124,7 +126,7 @@ class Checkpoint:
         if found != expected and file is not None:
             raise ValueError(self._other_names(expected, file, found))
         if found != expected:
-            hint = SOME_CLASSES if found > expected else ""
+            hint = _SOME_CLASSES if found > expected else ""
             raise ValueError(f"{_OPTION}: {self.name} gives {found} logits, but {source} has {expected} classes{hint}")
 
     def validated_on(self, data: str, split: str, images: StoredImages) -> bool:

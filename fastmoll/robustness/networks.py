@@ -27,7 +27,7 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
     Modules are looked for in the working directory, too, and those that a file imports beside it, as Python does for a
     script. Afterwards that folder is the last place where modules are looked for: one that is called as one of an
     installed package stays out of the way of those who import that later. The working directory is the same
-    afterwards; where the code has changed it, the function will be called in the one that it chose.
+    afterwards.
 
     Args:
         reference: Where the function is.
@@ -48,7 +48,6 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
     try:
         with _staying(), _looking_in(os.getcwd() if path is None else str(path.parent)):
             module = importlib.import_module(place) if path is None else _load(path)
-            chosen = os.getcwd()
     except (Exception, SystemExit) as error:  # whatever the code of others raises
         raise ValueError(f"{option}: {place} can't be imported: {_reason(error)}") from error
     function = getattr(module, name, None)
@@ -60,8 +59,6 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
         raise ValueError(f"{option}: {name} in {place} {fault}{hint}")
     if isinstance(function, nn.Module):
         raise ValueError(f"{option}: {name} in {place} is a network, not a function that makes one")
-    if chosen != os.getcwd():
-        function = _called_in(chosen, function)
     return f"{place if path is None else path.name}:{name}", function
 
 
@@ -224,18 +221,6 @@ def _staying() -> Iterator[None]:
         yield
     finally:
         os.chdir(here)
-
-
-def _called_in(folder: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is called in a working directory."""
-
-    def call(*args: Any, **options: Any) -> Any:
-        with _staying():
-            os.chdir(folder)
-            return function(*args, **options)
-
-    vars(call)["__wrapped__"] = function  # all that is asked about it besides
-    return call
 
 
 @contextmanager
