@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import harness
 import torch
@@ -33,7 +34,7 @@ _TAPS, _SCALE = 23, 3.0  # of blurs that cut the kernel off; at this scale, litt
 class TailSettings(harness.Settings):
     """What of the batch tail is timed."""
 
-    backends: tuple[str, ...] = ("triton", "cupy")
+    backends: tuple[Literal["triton", "cupy"], ...] = ("triton", "cupy")
     """Backends of the batch tail that are timed on a GPU; on a CPU it is torch."""
 
 
@@ -74,6 +75,7 @@ class Tails:
         self.settings, self.peers, self.compiled = settings, peers, compiled
         self.device = device = torch.device(settings.device)
         self.skipped: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(batch, generator=generator)
         pixels = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=device)
@@ -86,6 +88,14 @@ class Tails:
         source = torch.empty(self.bytes // 2, dtype=torch.uint8, device=device)
         self.copy = partial(torch.empty_like(source).copy_, source)
 
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Note down what is wrong or does not run, and go on: the others' results must not be lost with it."""
+        try:
+            yield
+        except Exception as error:
+            self.failed[what] = f"{type(error).__name__}: {error}".splitlines()[0]
+
     def prepared(self) -> Tensor:
         """Flipped and standardised by torchvision, float32, contiguous: where the peers' own part begins."""
         x = self.pixels.permute(0, 3, 1, 2).contiguous()
@@ -97,11 +107,7 @@ class Tails:
         return x.to(self.half, memory_format=torch.channels_last)
 
     def sides(self, tail: str) -> list[Side]:
-        """The ways to do one of ``TAILS``.
-
-        Raises:
-            ValueError: one of them is wrong.
-        """
+        """The ways to do one of ``TAILS``; those that are wrong go to ``failed``."""
         operation, sides = f"tail, {tail}", []
         options: dict[str, Any] = self.mixing if "MixUp" in tail else {}
         if "roles" in tail or "blur" in tail:
@@ -119,12 +125,13 @@ class Tails:
         comparable = self.role != NOISE if "roles" in tail else torch.ones_like(self.flip)
 
         def add(name: str, run: Callable[[], Any], apart: float | None = None) -> None:
-            if apart is None:
-                rows = slice(None) if name.startswith("fastmoll") else comparable
-                apart = distance(run()[rows], definition[rows])
-            if not apart < 4e-3:
-                raise ValueError(f"{operation}: {name} is off by {apart} of the norm")
-            sides.append(Side(operation, name, run, self.bytes, apart))
+            with self.attempt(f"{operation}: {name}"):
+                if apart is None:
+                    rows = slice(None) if name.startswith("fastmoll") else comparable
+                    apart = distance(run()[rows], definition[rows])
+                if not apart < 4e-3:
+                    raise ValueError(f"off by {apart} of the norm")
+                sides.append(Side(operation, name, run, self.bytes, apart))
 
         for backend in self.settings.backends if self.device.type == "cuda" else ("torch",):
             add(f"fastmoll {backend}", partial(batch_tail, self.pixels, **ours(self.half), backend=backend))
@@ -138,8 +145,9 @@ class Tails:
                 add("torch.compile, all dense, role chosen last" if "role" in options else "torch.compile", compiled)
             if tail == "standardise":
                 add("torchvision Normalize", lambda: self.finished(self.prepared()))
-            self._add_torchvision(add, tail)
-            self._add_kornia(add, tail)
+            for library, add_peers in (("torchvision", self._add_torchvision), ("Kornia", self._add_kornia)):
+                with self.attempt(f"{operation}: {library}"):
+                    add_peers(add, tail)
         sides.append(Side(operation, COPY, self.copy, self.bytes))
         return sides
 
@@ -247,7 +255,7 @@ def plain_draw(index: Tensor, labels: Tensor, classes: int) -> Tensor:
     return soft_labels(labels, label_decay(role, t), classes)
 
 
-def _label_sides(settings: Settings) -> list[Side]:
+def _label_sides(settings: Settings, tails: Tails) -> list[Side]:
     device = torch.device(settings.device)
     batch, classes = settings.batch_size, settings.classes
     generator = torch.Generator().manual_seed(0)
@@ -276,11 +284,12 @@ def _label_sides(settings: Settings) -> list[Side]:
         Side("draws and labels", "fastmoll torch", lambda: plain_draw(index, labels, classes), draw_bytes),
     ]
     if device.type == "cuda":
-        from fastmoll.kernels.draw_triton import draw_batch
+        with tails.attempt("draws and labels: fastmoll triton"):
+            from fastmoll.kernels.draw_triton import draw_batch
 
-        fused = partial(draw_batch, index, labels=labels, num_classes=classes, validate=False)
-        torch.testing.assert_close(fused().target, plain_draw(index, labels, classes), atol=1e-5, rtol=0)
-        sides.append(Side("draws and labels", "fastmoll triton", fused, draw_bytes))
+            fused = partial(draw_batch, index, labels=labels, num_classes=classes, validate=False)
+            torch.testing.assert_close(fused().target, plain_draw(index, labels, classes), atol=1e-5, rtol=0)
+            sides.append(Side("draws and labels", "fastmoll triton", fused, draw_bytes))
     return sides
 
 
@@ -319,7 +328,9 @@ def bench_kernels(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict
     """Batch tail, draws, labels and loss: milliseconds, GB/s, share of the copy's speed, ratio to each peer."""
     start = time.perf_counter()
     tails = Tails(settings, compiled=settings.compile)
-    sides = [side for tail in TAILS for side in tails.sides(tail)] + _label_sides(settings)
+    sides = [side for tail in TAILS for side in tails.sides(tail)]
+    with tails.attempt("labels and loss"):
+        sides += _label_sides(settings, tails)
     ready = time.perf_counter() - start
     rows = timed(sides, Clock(tails.device), settings.rounds)
     return {
@@ -327,5 +338,6 @@ def bench_kernels(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict
         "settings": asdict(settings),
         "seconds to compile and check": ready,
         "skipped": tails.skipped,
+        "failed": tails.failed,
         "rows": rows,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -44,7 +45,9 @@ class Settings:
         for name in ("batch_size", "size", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device must be 'cuda' or 'cpu', got {self.device!r}")
+        if self.device != "cpu" and not torch.cuda.is_available():
             raise ValueError(f"device must be 'cpu' where torch sees no CUDA device, got {self.device!r}")
 
 

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-import re
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import triton_compile
+from cuda_compile import compile_cuda
 from disassembly import Code, Counts, outside, times, total_of
 
-from fastmoll.kernels import batch_tail_cupy, batch_tail_triton, cuda_toolchain
+from fastmoll.kernels import batch_tail_cupy, batch_tail_triton
 from fastmoll.kernels.batch_tail import Tail, check_tail
 
 CHANNELS = 3
@@ -204,25 +201,6 @@ def triton_model(size: int, batch: int, architecture: int) -> list[LaunchModel]:
 # --------------------------------------------------------------------------------------------------------------- CuPy
 
 
-@functools.cache
-def compile_cuda(macros: cuda_toolchain.Macros, architecture: int) -> tuple[str, int]:
-    """Disassembly and registers of the CUDA C++ kernel."""
-    from cupy.cuda import nvrtc
-
-    program = nvrtc.createProgram(cuda_toolchain.source_path("batch_tail.cu").read_text(), "batch_tail.cu", (), ())
-    options = (f"-arch=sm_{architecture}", "-ftz=true", "--device-as-default-execution-space")
-    nvrtc.compileProgram(program, (*cuda_toolchain.options(macros), *options))
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder, "kernel.cubin")
-        cubin.write_bytes(nvrtc.getCUBIN(program) + b"\0")  # CuPy drops the last byte
-        sass, usage = (
-            subprocess.run([tool, option, cubin], check=True, capture_output=True, text=True).stdout
-            for option in ("-sass", "-res-usage")
-        )
-    return sass, int(re.findall(r"REG:(\d+)", usage)[0])
-
-
 def cuda_work(size: int, rows: int) -> tuple[Work, Work, Work]:
     """Bytes, FLOPs and blocks of the one launch for an image of each role, without instructions."""
     values, tiles = size * size * CHANNELS, math.ceil(size / rows)
@@ -241,8 +219,8 @@ def cuda_model(size: int, architecture: int) -> LaunchModel:
     out = torch.empty(1, CHANNELS, size, size, dtype=torch.bfloat16, memory_format=torch.channels_last)
     plan = batch_tail_cupy.plan(tail, out, triton_compile.SHARED_LIMIT[architecture])
     rows, warps = dict(plan.macros)["ROWS"], plan.threads // 32
-    sass, registers = compile_cuda(plan.macros, architecture)
-    code = Code(sass)
+    compiled = compile_cuda(plan.macros, architecture)
+    code = Code(compiled.sass)
     work = cuda_work(size, rows)
     tiles, groups = math.ceil(size / rows), math.ceil(size / 32)
     stream, stage = code.find("STG.*128", "HMMA"), code.find("LDGSTS", "HMMA")
@@ -299,5 +277,5 @@ def cuda_model(size: int, architecture: int) -> LaunchModel:
     instructions = (*instructions, total_of(parts))
     roles = (replace(w, instructions=c) for w, c in zip(work, instructions, strict=True))
     return LaunchModel(
-        "batch_tail", (next(roles), next(roles), next(roles)), plan.threads, registers, plan.shared, False
+        "batch_tail", (next(roles), next(roles), next(roles)), plan.threads, compiled.registers, plan.shared, False
     )

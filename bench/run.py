@@ -48,7 +48,7 @@ def main() -> int:
     common, arguments = parser.parse_known_args()
     try:
         result: Any = tyro.extras.subcommand_cli_from_dict(BENCHMARKS, description=__doc__, args=arguments)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     if isinstance(result, Path):
@@ -63,11 +63,13 @@ def main() -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=2) + "\n")
     skipped = "".join(f"left out: {peer}: {why}\n" for peer, why in result.get("skipped", {}).items())
-    sys.stdout.write(f"{table(result['rows'])}\n{skipped}written to {file}\n")
+    failed = "".join(f"failed: {side}: {why}\n" for side, why in result.get("failed", {}).items())
+    entries = "".join(f"{entry}\n" for entry in result.get("entries", ()))
+    sys.stdout.write(f"{table(result['rows'])}\n{entries}{skipped}{failed}written to {file}\n")
     if result["benchmark"] == "sweep":
         drawn = plot(file) if importlib.util.find_spec("matplotlib") else "nothing: matplotlib is not installed"
         sys.stdout.write(f"drawn to {drawn}\n")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -30,12 +30,13 @@ def bench_sweep(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[s
     """The batch tail with roles mixed, against the authors' way and the copy, over batch sizes and resolutions."""
     points = {(batch, settings.size) for batch in settings.batches}
     points |= {(settings.batch_size, size) for size in settings.sizes}
-    rows = []
+    rows, failed = [], {}
     for batch, size in sorted(points):
         tails = Tails(replace(settings, batch_size=batch, size=size), peers=False)
         timings = timed(tails.sides("roles mixed"), Clock(tails.device), settings.rounds)
         rows += [{"batch": batch, "size": size, **row} for row in timings]
-    return {"benchmark": "sweep", "settings": asdict(settings), "rows": rows}
+        failed |= {f"{batch} images of {size} pixels, {side}": why for side, why in tails.failed.items()}
+    return {"benchmark": "sweep", "settings": asdict(settings), "failed": failed, "rows": rows}
 
 
 def plot(result: Annotated[Path, tyro.conf.Positional]) -> Path:

@@ -90,14 +90,22 @@ def _run(settings: Settings, data: Path, *extra: str) -> dict[str, Any]:
 
 def bench_train(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Steps on real, mollified batches, on real clean ones, and on one batch that stays on the device."""
-    runs: dict[Side, list[dict[str, Any]]] = {name: [] for name in settings.sides}
+    runs: dict[Side, list[dict[str, Any]]] = {}
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         _one_long_epoch(settings.data, Path(folder), (settings.steps + 5) * settings.batch_size)
         for _ in range(settings.rounds):
             for name in settings.sides:
-                runs[name].append(_run(settings, Path(folder), *_OPTIONS[name]))
+                try:
+                    runs.setdefault(name, []).append(_run(settings, Path(folder), *_OPTIONS[name]))
+                except ValueError as error:  # the others' figures must not be lost with it
+                    failed[name] = str(error)
     rows: list[dict[str, Any]] = []
+    if failed and not any(runs.values()):
+        raise ValueError("; ".join(failed.values()))
     for name, results in runs.items():
+        if not results:
+            continue
         rows.append(
             {
                 "batches": name,
@@ -108,4 +116,9 @@ def bench_train(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[s
         )
     for row in rows:
         row["against " + rows[0]["batches"]] = row["images/s"]["median"] / rows[0]["images/s"]["median"]
-    return {"benchmark": "train", "settings": {**asdict(settings), "data": settings.data.name}, "rows": rows}
+    return {
+        "benchmark": "train",
+        "settings": {**asdict(settings), "data": settings.data.name},
+        "failed": failed,
+        "rows": rows,
+    }

@@ -7,7 +7,7 @@ import itertools
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -60,8 +60,12 @@ def make_tail(size: int, batch: int) -> Tail:
     )  # fmt: skip
 
 
-def candidates() -> Iterable[tuple[str, str, dict[str, int]]]:
-    """Backend, launch, blocks."""
+Candidate = tuple[str, str, dict[str, int]]
+"""Backend, launch, blocks."""
+
+
+def candidates() -> Iterable[Candidate]:
+    """What is tried."""
     for rows, warps in itertools.product((16, 32), (4, 8)):
         yield "triton", "prepare", {"ROWS": rows, "num_warps": warps}
     for bm, bn, bk, warps in itertools.product((32, 64, 128), (32, 64, 128), (32, 64), (4, 8)):
@@ -103,10 +107,35 @@ def _compile(size: int, backend: str, launch: str, options: dict[str, int]) -> s
     return ""
 
 
+def entries(tail: Tail, best: Sequence[tuple[Candidate, float]], clock: Clock, rounds: int) -> list[str]:
+    """The fastest options of all launches together, as source for the files of the kernels.
+
+    Args:
+        tail: what was timed.
+        best: candidates with their milliseconds, the fastest first.
+        clock: times the Triton kernels once more, with what is best for each of their launches.
+        rounds: turns.
+    """
+    from fastmoll.kernels.batch_tail_triton import batch_tail_triton, blocks_for
+
+    lines, changed = [], {}
+    present = next((ms for (_, launch, _), ms in best if not launch), 0.0)
+    for (backend, launch, options), ms in best:
+        if backend == "cupy" and not lines:
+            rows, resident = options["rows"], options["resident"]
+            lines.append(f"# CuPy, {tail.height} pixels: {ms:.4f} ms\nrows=({rows},), resident={resident}")
+        if backend == "triton" and launch not in changed and ms < present:
+            changed[launch] = {**getattr(blocks_for(tail), launch), **options}
+    blocks = replace(blocks_for(tail), **changed)
+    before, after = in_turns([partial(batch_tail_triton, tail, blocks=x) for x in (None, blocks)], clock, rounds)
+    now, new = before["median"], after["median"]
+    return [*lines, f"# Triton, {tail.height} pixels: {new:.4f} ms, {now:.4f} with the present blocks\n{blocks}"]
+
+
 def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Time the batch tail with other blocks, for each size; the present choice is the row without options."""
     if not settings.device.startswith("cuda") or not torch.cuda.is_available():
-        raise ValueError(f"device must be 'cuda', and torch see one, got {settings.device!r}")
+        raise ValueError(f"device must be 'cuda' where torch sees one, got {settings.device!r}")
     clock = Clock(torch.device("cuda"))
     tried = [("triton", "", {}), *candidates()]
     with ProcessPoolExecutor(settings.workers, multiprocessing.get_context("spawn")) as pool:
@@ -114,18 +143,20 @@ def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[st
         # All of them before the first is timed: compiling takes the processors, and its trial runs the card.
         wrong = [[job.result() for job in of_size] for of_size in jobs]
     rows: list[dict[str, Any]] = []
+    sources: list[str] = []
     for size, errors in zip(settings.sizes, wrong, strict=True):
         tail = make_tail(size, max(16, math.ceil(settings.pixels / size**2 / 16) * 16))
         sides = [(one, runner(tail, *one)) for one, error in zip(tried, errors, strict=True) if not error]
         times = in_turns([run for _, run in sides], clock, settings.rounds)
         best = sorted(zip(sides, times, strict=True), key=lambda pair: pair[1]["median"])
+        sources += entries(tail, [(one, taken["median"]) for (one, _), taken in best], clock, settings.rounds)
         listed: collections.Counter[str] = collections.Counter()
         for ((backend, launch, options), _), taken in best:
             listed[launch] += 1
             if listed[launch] <= settings.shown:
                 rows.append(_row(size, backend, launch, str(options), taken))
         rows += [_row(size, *one, error) for one, error in zip(tried, errors, strict=True) if error]
-    return {"benchmark": "tune", "settings": asdict(settings), "rows": rows}
+    return {"benchmark": "tune", "settings": asdict(settings), "entries": sources, "rows": rows}
 
 
 def _row(size: int, backend: str, launch: str, options: Any, milliseconds: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from fastmoll.kernels.checks import (
     check_choice,
     check_images,
     check_integer,
+    check_no_grad,
     check_number,
     check_tensor,
     check_values,
@@ -139,7 +140,7 @@ def batch_tail(
         A new tensor ``(B, C, H, W)`` of ``dtype`` in ``memory_format``, on images' device.
 
     Raises:
-        ValueError: an argument outside the ranges above, on another device than ``images``, or images that require
+        ValueError: an argument outside the ranges above, on another device than ``images``, or one that requires
             grad; before anything is computed. The *values* of tensors on a GPU are not looked at, which would stall
             the host in every step: there, partners and boxes outside the batch or the image are clamped to it.
     """
@@ -156,7 +157,7 @@ def batch_tail(
         return _run(images, seed=seed, epoch=epoch, memory_format=memory_format, **options)
     if images.dtype != torch.uint8:
         check_images("images", images)
-    _check_format(memory_format)
+    check_choice("memory_format", memory_format, FORMATS)
     result: Tensor = _operator(
         images,
         flip,
@@ -336,6 +337,7 @@ def check_tail(
         check_tensor("partner", partner, (batch,), (torch.int64,), device)
     if lam is not None:
         check_tensor("lam", lam, (batch,), (torch.float32,), device)
+        check_no_grad("lam", lam)
     if box is not None:
         check_tensor("box", box, (batch, 4), (torch.int32,), device)
 
@@ -344,6 +346,7 @@ def check_tail(
     if role is not None and t is not None:
         check_tensor("role", role, (batch,), (torch.int8,), device)
         check_tensor("t", t, (batch,), (torch.float32,), device)
+        check_no_grad("t", t)
     check_integer("seed", seed, 0, 2**64)
     epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
     if index is not None:
@@ -369,9 +372,8 @@ def check_tail(
             check_values("index", index, (index >= 0) & (index < 2**INDEX_BITS), f"lie in [0, 2**{INDEX_BITS})")
 
     sigma_min, sigma_max = resolve_scales(sigma_min, sigma_max, width)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
-    _check_format(memory_format)
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("memory_format", memory_format, FORMATS)
     return Tail(
         images=images.detach(),
         batch=batch,
@@ -394,8 +396,3 @@ def check_tail(
         dtype=dtype,
         memory_format=memory_format,
     )
-
-
-def _check_format(memory_format: torch.memory_format) -> None:
-    if memory_format not in FORMATS:
-        raise ValueError(f"memory_format must be one of {', '.join(map(str, FORMATS))}, got {memory_format}")

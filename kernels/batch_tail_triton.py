@@ -46,11 +46,10 @@ _PURE_NOISE: tl.constexpr = tl.constexpr(PURE_NOISE)
 
 # Storage of a matrix is a multiple of this, filled up with zeros, so that no product needs to mask it.
 _PAD: Final = 64
+_PLACES: Final = 64  # numbers of h that a program computes
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The factors of the blur
-# ---------------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------- the factors of the blur
 
 
 @triton.jit
@@ -129,9 +128,7 @@ def _prepare(
                 tl.store(plane + h * x_row + w, value.to(x.dtype.element_ty), (h < H) & (w < x_row))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The two products
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------- the two products
 
 
 @triton.jit
@@ -245,9 +242,7 @@ def _down(
         )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Launching
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------ launching
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,17 +274,16 @@ _HALF: Final = Blocks(
 _HALF_SMALL: Final = Blocks(
     prepare=_HALF.prepare,
     across={"BM": 32, "BN": 64, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 3},
-    down={"BM": 32, "BN": 128, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 4},
+    # One step is the whole product: more stages would only take memory and, on an A100, a register too many.
+    down={"BM": 32, "BN": 128, "BK": 32, "BLOCK": 512, "num_warps": 4, "num_stages": 2},
 )
-_SMALL: Final = 32
-"""Pixels: images up to this height fit half the blocks of all others."""
 
 
 def blocks_for(tail: Tail) -> Blocks:
-    """The blocks that were found to be the fastest."""
+    """The blocks that were found to be the fastest; images up to 32 pixels high fit half those of all others."""
     if tail.dtype == torch.float32:
         return _SINGLE
-    return _HALF_SMALL if tail.height <= _SMALL else _HALF
+    return _HALF_SMALL if tail.height <= 32 else _HALF
 
 
 @functools.lru_cache(maxsize=32)
@@ -310,9 +304,6 @@ def _affine(mean: tuple[float, ...], std: tuple[float, ...], unit: float, device
     """Factors and summands ``(2, C)`` of the standardisation of pixels in [0, ``1 / unit``]."""
     pairs = [(unit / s, -m / s) for m, s in zip(mean, std, strict=True)]
     return torch.tensor(pairs, dtype=torch.float64).T.contiguous().float().to(device)
-
-
-_PLACES: Final = 64
 
 
 def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | None = None) -> Tensor:

@@ -81,7 +81,7 @@ def check_integer(name: str, value: SupportsIndex, low: int, high: int | None = 
     return number
 
 
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -121,10 +121,15 @@ def check_images(name: str, images: Tensor) -> None:
     check_tensor(name, images, (None, None, None, None), FLOATING, None)
     if min(images.shape[1:]) < 1:
         raise ValueError(f"{name} must have at least one channel, row and column, got shape {tuple(images.shape)}")
-    if images.requires_grad and torch.is_grad_enabled():
+    check_no_grad(name, images)
+
+
+def check_no_grad(name: str, value: Tensor) -> None:
+    """Raise ``ValueError`` if a tensor on the way of the images asks for a gradient: nothing would give it one."""
+    if value.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name} must not require grad, got requires_grad=True: mollification is a data augmentation and "
-            "has no backward; pass images.detach()"
+            f"has no backward; pass {name}.detach()"
         )
 
 

@@ -1,7 +1,7 @@
 """Compiling CUDA C++ by NVRTC, through CuPy: one place for its options and for what can be wrong with an installation.
 
-The sources include no header, so neither a CUDA toolkit nor its include folder is needed: CuPy, NVRTC (a wheel that
-torch brings along) and the driver suffice. CuPy keeps compiled kernels in its own cache on disk.
+The sources include no header but their own, so neither a CUDA toolkit nor its include folder is needed: CuPy, NVRTC (a
+wheel that torch brings along) and the driver suffice. CuPy keeps compiled kernels in its own cache on disk.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -55,9 +56,17 @@ class Kernel:
             self.function(grid, (threads,), tuple(arguments), shared_mem=shared)
 
 
-def source_path(name: str) -> Path:
-    """Where the CUDA C++ source ``name`` is: beside this file."""
-    return Path(__file__).parent / name
+def read_source(name: str) -> str:
+    """The CUDA C++ of the file ``name`` beside this one, with the files it includes in their place.
+
+    CuPy's cache goes by the text that it is given, and would not see a change of what that includes. Messages of a
+    compiler name the file and the line.
+    """
+    lines = [f'#line 1 "{name}"']
+    for number, line in enumerate((Path(__file__).parent / name).read_text(encoding="utf-8").splitlines(), 1):
+        included = re.fullmatch(r'#include "(.+)"', line)
+        lines += [read_source(included[1]), f'#line {number + 1} "{name}"'] if included else [line]
+    return "\n".join(lines)
 
 
 def options(macros: Macros) -> tuple[str, ...]:
@@ -70,7 +79,7 @@ def load_kernel(source: str, name: str, macros: Macros, device: int) -> Kernel:
     """Compile a kernel for the device, or find it among those compiled before.
 
     Args:
-        source: file name, beside this file.
+        source: as :func:`read_source` takes it.
         name: the ``extern "C"`` function in it.
         macros: names and values to compile with.
         device: number of the CUDA device.
@@ -89,7 +98,7 @@ def load_kernel(source: str, name: str, macros: Macros, device: int) -> Kernel:
             f"got {capability[0]}.{capability[1]} ({torch.cuda.get_device_name(device)}): use backend='torch'"
         )
     with cupy.cuda.Device(device):
-        module = cupy.RawModule(code=source_path(source).read_text(), options=options(macros))
+        module = cupy.RawModule(code=read_source(source), options=options(macros))
         function = module.get_function(name)
         # Once and for all: CuPy may hand out the same function for another size later.
         function.max_dynamic_shared_size_bytes = shared_limit(device)

@@ -83,34 +83,12 @@ def _sine_quarter(t):
 
 @triton.jit(do_not_specialize=["epoch", "key0", "key1", "batch"])
 def _draw(
-    index_ptr,
-    table_ptr,
-    labels_ptr,
-    partner_ptr,
-    lam_ptr,
-    role_ptr,
-    t_ptr,
-    gamma_ptr,
-    partner_label_ptr,
-    target_ptr,
-    epoch,
-    key0,
-    key1,
-    batch,
-    NOISE_FROM: tl.constexpr,
-    BLUR_FROM: tl.constexpr,
-    PURE_FROM: tl.constexpr,
-    INVERSE_B: tl.constexpr,
-    NODES: tl.constexpr,
-    LIMIT: tl.constexpr,
-    K_NOISE: tl.constexpr,
-    K_BLUR: tl.constexpr,
-    CLASSES: tl.constexpr,
-    SMOOTH: tl.constexpr,
-    MIXED: tl.constexpr,
-    DENSE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    index_ptr, table_ptr, labels_ptr, partner_ptr, lam_ptr, role_ptr, t_ptr, gamma_ptr, partner_label_ptr, target_ptr,
+    epoch, key0, key1, batch,
+    NOISE_FROM: tl.constexpr, BLUR_FROM: tl.constexpr, PURE_FROM: tl.constexpr, INVERSE_B: tl.constexpr,
+    NODES: tl.constexpr, LIMIT: tl.constexpr, K_NOISE: tl.constexpr, K_BLUR: tl.constexpr, CLASSES: tl.constexpr,
+    SMOOTH: tl.constexpr, MIXED: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     sample = tl.load(index_ptr + row).to(tl.int64)
     seed = (key1.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | key0.to(tl.uint32, bitcast=True).to(tl.uint64)

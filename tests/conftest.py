@@ -9,6 +9,8 @@ from typing import Any
 
 # Before torch loads OpenMP: threads that spin while they wait make a loaded machine several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has one processor
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -96,6 +98,14 @@ def triton_interpreter() -> None:
             tensor.__index__ = lambda self: int(self.handle.data.item())
 
         interpreter._patch_lang_tensor = patch_index_too
+
+
+@pytest.fixture
+def nan_memory() -> Iterator[None]:
+    """Fill what ``torch.empty`` gives with NaN, or the largest integer: an element that nobody writes shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-// Runs CUDA C++ on the CPU: defines the keywords and the device functions that kernels/batch_tail.cu uses, and plays a
+// Runs CUDA C++ on the CPU: defines the keywords and the device functions that kernels/batch_tail*.cu use, and plays a
 // grid, one block after another, every thread a fiber.
 //
 // Warp-wide instructions (shuffles, ldmatrix, mma) are exact in layout: lanes leave their operands in a slot and take
@@ -8,7 +8,8 @@
 // The fast device functions are *worse* here than on a card: each is off by the largest error that its documentation
 // allows, up or down as the argument's bits have it.
 //
-// Include it before the .cu file and put CUDA_SHIM(kernel) behind: extern "C" launch takes what cuLaunchKernel takes.
+// It goes before what cuda_toolchain.read_source gives, and CUDA_SHIM(kernel) behind: extern "C" launch takes what
+// cuLaunchKernel takes.
 
 #include <ucontext.h>
 

@@ -1,15 +1,10 @@
-"""The CUDA C++ of the batch tail: run on the CPU through ``cuda_shim.h``, compiled for all the cards it is meant for,
-and, where there is one, run on it."""
+"""The CUDA C++ of the batch tail: run on the CPU through ``cuda_shim.h`` and, where there is one, on a GPU."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import functools
-import re
 import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -18,86 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cuda_shim import BF16, CONTIGUOUS, F16, F32, LAST, MEAN, STD, U8, check, compile_shim, launch_shim, make
 from scipy.fft import dctn, idctn
 from torch import Tensor
 
 from fastmoll.kernels import batch_tail_cupy as backend
-from fastmoll.kernels import cuda_toolchain
-from fastmoll.kernels.batch_tail import Tail, batch_tail, check_tail
+from fastmoll.kernels.batch_tail import Tail, batch_tail
 from fastmoll.kernels.batch_tail_torch import batch_tail_torch
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""Bytes of shared memory that a block may have, by architecture."""
-
-LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
-U8, F16, BF16, F32 = torch.uint8, torch.float16, torch.bfloat16, torch.float32
+SHARED_LIMIT = 227 * 1024
+"""Bytes of shared memory that a block may have on a card of compute capability 9.0."""
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run CUDA C++ on the CPU")
-
-
-def make(
-    shape: tuple[int, int, int, int],
-    source: torch.dtype = U8,
-    mix: str | None = None,
-    roles: tuple[int, ...] = (CLEAN, NOISE, BLUR, PURE_NOISE),
-    *,
-    seed: int = 0,
-    **changes: Any,
-) -> dict[str, Any]:
-    """Arguments of ``batch_tail`` for images ``(B, C, H, W)`` of white noise, the hardest there are."""
-    rng = torch.Generator().manual_seed(seed)
-    batch, channels, height, width = shape
-    if source == U8:
-        images = torch.randint(0, 256, (batch, height, width, channels), generator=rng, dtype=U8)
-        arguments: dict[str, Any] = {"images": images, "mean": MEAN, "std": STD}
-    else:
-        arguments = {"images": torch.randn(shape, generator=rng).to(source)}
-    arguments["flip"] = torch.arange(batch) % 3 == 1
-    if mix is not None:
-        arguments["partner"] = torch.arange(batch).roll(1)
-    if mix == "mixup":
-        arguments["lam"] = torch.rand(batch, generator=rng)
-        arguments["lam"][:2] = torch.tensor([0.0, 1.0])[:batch]
-    if mix == "cutmix":
-        rows = torch.randint(0, height + 1, (batch, 2), generator=rng).sort(1).values
-        columns = torch.randint(0, width + 1, (batch, 2), generator=rng).sort(1).values
-        arguments["box"] = torch.cat((rows, columns), 1).int()
-    arguments["role"] = torch.tensor([roles[i % len(roles)] for i in range(batch)], dtype=torch.int8)
-    arguments["t"] = torch.rand(batch, generator=rng)
-    arguments["index"] = torch.randint(0, 2**48, (batch,), generator=rng)
-    return arguments | {"seed": 2**63 + 12345, "epoch": 2**24 - 1, "dtype": BF16, "memory_format": LAST} | changes
-
-
-def check(arguments: dict[str, Any]) -> Tail:
-    """The arguments as a backend gets them."""
-    defaults = dict.fromkeys(("mean", "std", "flip", "partner", "lam", "box", "role", "t", "index", "sigma_max"))
-    return check_tail(**(defaults | {"sigma_min": 0.3} | arguments))
-
-
-@functools.cache
-def compile_shim(macros: cuda_toolchain.Macros, folder: Path) -> ctypes.CDLL:
-    """The kernel as a library for the CPU."""
-    name = folder / "-".join(str(value) for _, value in macros)
-    shim = Path(__file__).parent / "cuda_shim.h"
-    kernel = cuda_toolchain.source_path("batch_tail.cu")
-    code = f'#include "{shim}"\n#include "{kernel}"\nCUDA_SHIM(batch_tail)\n'
-    name.with_suffix(".cpp").write_text(code)
-    flags = ["-std=c++17", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-fPIC", "-shared"]
-    flags += [f"-D{macro}={value}" for macro, value in macros]
-    subprocess.run(["g++", *flags, "-o", name.with_suffix(".so"), name.with_suffix(".cpp")], check=True)
-    return ctypes.CDLL(str(name.with_suffix(".so")))
-
-
-C_TYPES = {
-    np.uint64: ctypes.c_uint64,
-    np.int64: ctypes.c_int64,
-    np.uint32: ctypes.c_uint32,
-    np.int32: ctypes.c_int32,
-    np.float32: ctypes.c_float,
-}
 
 
 @pytest.fixture(scope="session")
@@ -109,17 +38,14 @@ def shim_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(shim_folder: Path) -> Any:
     """Return a function that runs the kernel, launched as CuPy would launch it, into an output full of NaN."""
 
-    def launch(tail: Tail, out: Tensor | None = None, limit: int = SHARED_LIMITS[90]) -> Tensor:
+    def launch(tail: Tail, out: Tensor | None = None, limit: int = SHARED_LIMIT) -> Tensor:
         if out is None:
             shape = (tail.batch, tail.channels, tail.height, tail.width)
             out = torch.empty(shape, dtype=tail.dtype, memory_format=tail.memory_format)
         out.fill_(torch.nan)
         plan = backend.plan(tail, out, limit)
         assert plan.shared <= limit
-        values = [C_TYPES[type(value)](value.item()) for value in plan.arguments]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        library = compile_shim(plan.macros, shim_folder)
-        assert library.launch(*plan.grid, plan.threads, plan.shared, pointers) == 0
+        launch_shim(compile_shim(plan.macros, shim_folder), plan)
         return out
 
     return launch
@@ -146,6 +72,8 @@ CASES = {
     "fast cutmix float16": ((8, 3, 40, 72), U8, "cutmix", F16, LAST),
     "fast tall": ((4, 3, 200, 8), U8, None, BF16, LAST),
     "fast wide": ((4, 3, 8, 296), U8, None, BF16, LAST),
+    "fast tallest": ((2, 3, 512, 8), U8, None, F16, LAST),
+    "fast widest": ((2, 3, 8, 512), U8, None, F16, LAST),
     "odd": ((4, 3, 33, 21), U8, None, BF16, LAST),
     "odd mixup": ((4, 3, 33, 21), U8, "mixup", BF16, CONTIGUOUS),
     "odd cutmix": ((8, 3, 33, 35), U8, "cutmix", BF16, LAST),
@@ -192,6 +120,17 @@ def test_strided_input_gives_the_same_bits(source: torch.dtype, dtype: torch.dty
         )
     repeated = check(arguments | {"images": views[-1]})
     assert error(run(repeated), define(repeated)) < LIMITS[dtype]
+
+
+@needs_compiler
+@pytest.mark.parametrize("mix", ["mixup", "cutmix"])
+def test_strided_parameters_give_the_same_bits(mix: str, run: Any) -> None:
+    arguments = make((4, 3, 16, 24), mix=mix)
+    apart = {
+        name: value.repeat_interleave(2, 0)[::2] if isinstance(value, Tensor) and name != "images" else value
+        for name, value in arguments.items()
+    }
+    assert torch.equal(run(check(apart)), run(check(arguments)))
 
 
 def _halves(images: Tensor) -> list[tuple[int, list[slice]]]:
@@ -259,7 +198,7 @@ def test_a_clean_image_without_statistics_is_only_cast(run: Any) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_no_role_means_no_mollification_and_no_memory_for_it(dtype: torch.dtype, run: Any) -> None:
     tail = check(make((3, 3, 24, 32), dtype=dtype, role=None, t=None, index=None))
-    shared = backend.plan(tail, torch.empty(3, 3, 24, 32, dtype=dtype), SHARED_LIMITS[90]).shared
+    shared = backend.plan(tail, torch.empty(3, 3, 24, 32, dtype=dtype), SHARED_LIMIT).shared
     assert shared == (0 if dtype == F32 else 32 * 3 * 32)  # the pixels of a fast kernel's block
     assert error(run(tail), define(tail)) < LIMITS[dtype]
 
@@ -269,7 +208,7 @@ def test_no_role_means_no_mollification_and_no_memory_for_it(dtype: torch.dtype,
 def test_sixteen_rows_a_block_give_what_32_give(source: torch.dtype, dtype: torch.dtype, run: Any) -> None:
     tail = check(make((4, 3, 56, 40), source, dtype=dtype))
     out = torch.empty(4, 3, 56, 40, dtype=dtype, memory_format=LAST)
-    large = backend.plan(tail, out, SHARED_LIMITS[90]).shared
+    large = backend.plan(tail, out, SHARED_LIMIT).shared
     assert error(run(tail, limit=large - 1), run(tail, limit=large)) < {BF16: 4e-3, F32: 1e-7}[dtype]
 
 
@@ -304,107 +243,6 @@ def test_offsets_past_2_to_31_elements(source: torch.dtype, dtype: torch.dtype, 
     store.copy_(images)
     out = torch.empty(far + 768, dtype=dtype).as_strided(want.shape, (far, *want.stride()[1:]))
     assert torch.equal(run(check(arguments | {"images": store}), out), want)
-
-
-@pytest.mark.parametrize("size", [1, 32, 64, 224, 256, 288, 384, 512])
-@pytest.mark.parametrize("architecture", SHARED_LIMITS)
-@pytest.mark.parametrize(("source", "dtype"), [(U8, BF16), (U8, F32), (F32, F32), (F32, BF16)])
-def test_shared_memory_fits_every_size(size: int, architecture: int, source: torch.dtype, dtype: torch.dtype) -> None:
-    for height, width in ((size, size), (512, size), (size, 512)):
-        tail = check(make((1, 3, height, width), source, roles=(BLUR,), dtype=dtype))
-        out = torch.empty(1, 3, height, width, dtype=dtype, memory_format=LAST)
-        plan = backend.plan(tail, out, SHARED_LIMITS[architecture])
-        assert plan.shared <= SHARED_LIMITS[architecture]
-        assert 128 <= plan.threads <= 256
-
-
-@pytest.mark.parametrize(("architecture", "size", "blocks"), [(80, 224, 2), (90, 224, 3), (90, 384, 2), (90, 32, 6)])
-def test_blocks_of_a_batch_fit_a_multiprocessor_beside_each_other(architecture: int, size: int, blocks: int) -> None:
-    limit = SHARED_LIMITS[architecture]
-    plan = plan_for(size, 0, architecture)
-    macros = dict(plan.macros)
-    assert (macros["FAST"], macros["HEIGHT"], macros["WIDTH"]) == (1, size, size)
-    assert (macros["ROWS"], macros["RESIDENT"]) == (32, blocks)
-    assert blocks * (plan.shared + 1024) <= limit + 1024
-
-
-def plan_for(size: int, mix: int, architecture: int) -> backend.Launch:
-    """The launch of a fast kernel."""
-    tail = check(make((2, 3, size, size), roles=(BLUR,), mix=(None, "mixup", "cutmix")[mix]))
-    return backend.plan(
-        tail, torch.empty(2, 3, size, size, dtype=BF16, memory_format=LAST), SHARED_LIMITS[architecture]
-    )
-
-
-FAST = [(224, mix, architecture) for mix in range(3) for architecture in SHARED_LIMITS]
-FAST += [(size, 0, 90) for size in (32, 64, 256, 288, 384)]
-
-
-@pytest.mark.parametrize(("size", "mix", "architecture"), FAST)
-def test_fast_kernels_compile_to_matrix_instructions_without_spills_between_them(
-    size: int, mix: int, architecture: int, tmp_path: Path
-) -> None:
-    plan = plan_for(size, mix, architecture)
-    use = compiled(plan.macros, architecture, tmp_path)
-    assert use.registers * plan.threads * dict(plan.macros)["RESIDENT"] <= 65536
-    # Three blocks beside each other are faster than two without a stack, as long as no inner loop visits it.
-    assert use.stack <= 32
-    assert [loop for loop in use.loops if "HMMA" in loop]
-    assert not [loop for loop in use.loops if "HMMA" in loop and ("LDL" in loop or "STL" in loop)]
-
-
-SLOW = {"pixels": (1, 2), "pixels to float32": (1, 0), "float": (0, 2), "float to float32": (0, 0)}
-
-
-@pytest.mark.parametrize("architecture", (80, 120))
-@pytest.mark.parametrize("variant", SLOW)
-def test_kernels_for_any_strides_compile_without_stack(variant: str, architecture: int, tmp_path: Path) -> None:
-    pixels, output = SLOW[variant]
-    macros = {"PIXELS": pixels, "OUTPUT": output, "FAST": 0, "MIX": 3, "ROWS": 32, "THREADS": 256, "RESIDENT": 2}
-    use = compiled(tuple((macros | {"HEIGHT": 0, "WIDTH": 0}).items()), architecture, tmp_path)
-    assert use.stack == 0
-    assert use.registers <= 128, "two blocks of 256 threads must fit the registers of a multiprocessor"
-    assert [loop for loop in use.loops if "HMMA" in loop]
-
-
-@dataclasses.dataclass(frozen=True)
-class Use:
-    """What a compiled kernel takes: registers, bytes of stack; and the assembly of its innermost loops."""
-
-    registers: int
-    stack: int
-    loops: list[str]
-
-
-def compiled(macros: cuda_toolchain.Macros, architecture: int, folder: Path) -> Use:
-    """Compile as CuPy would, and read the result by cuobjdump (triton's package has one)."""
-    nvrtc = pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++").cuda.nvrtc
-    triton = pytest.importorskip("triton", reason="needs the cuobjdump in triton's package")
-    program = nvrtc.createProgram(cuda_toolchain.source_path("batch_tail.cu").read_text(), "batch_tail.cu", (), ())
-    try:
-        # The last two are what CuPy adds.
-        options = (f"-arch=sm_{architecture}", "-ftz=true", "--device-as-default-execution-space")
-        nvrtc.compileProgram(program, (*cuda_toolchain.options(macros), *options))
-        binary = nvrtc.getCUBIN(program) + b"\0"  # CuPy drops the last byte, which cuobjdump misses
-    finally:
-        nvrtc.destroyProgram(program)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    path = folder / "kernel.cubin"
-    path.write_bytes(binary)
-    use, code = (
-        subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
-        for option in ("-res-usage", "-sass")
-    )
-    lines = re.findall(r"/\*([0-9a-f]{4,5})\*/ +(.*?);", code)
-    places = {int(address, 16): i for i, (address, _) in enumerate(lines)}
-    loops: list[tuple[int, int]] = []
-    for i, (_, text) in enumerate(lines):
-        jump = re.search(r"BRA 0x([0-9a-f]+)", text)
-        if jump and places[int(jump[1], 16)] < i:
-            loops.append((places[int(jump[1], 16)], i))
-    inner = [one for one in loops if not any(one[0] <= a and b <= one[1] and one != (a, b) for a, b in loops)]
-    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", use)}
-    return Use(found["REG"], found["STACK"], ["\n".join(text for _, text in lines[a : b + 1]) for a, b in inner])
 
 
 def test_images_off_the_gpu_are_refused_by_name() -> None:
@@ -452,36 +290,6 @@ def test_arrays_of_a_library_without_array_namespaces_come_back_too(monkeypatch:
     got = backend.batch_tail_arrays(**arrays, backend="torch")
     assert isinstance(got, Array)
     assert torch.equal(got.tensor, batch_tail(**arguments, backend="torch"))
-
-
-@pytest.mark.parametrize(
-    ("distributions", "cupy", "nvrtc", "driver", "message"),
-    [
-        (["cupy-cuda12x"], 12, 12, 12, None),
-        (["cupy-cuda12x"], 12, 13, 13, None),
-        (["cupy-cuda13x"], 13, 13, 13, None),
-        (["cupy-cuda12x"], None, None, None, None),
-        ([], None, None, None, r"needs CuPy: pip install 'fastmoll\[cu1[23]\]'"),
-        (
-            ["cupy-cuda13x", "cupy-cuda12x"],
-            12,
-            12,
-            13,
-            r"more than one CuPy is installed \(cupy-cuda12x, cupy-cuda13x\)",
-        ),
-        (["cupy-cuda12x"], 12, 13, 12, "driver runs CUDA 12, but CuPy was built for CUDA 12 and found .* of CUDA 13"),
-        (["cupy-cuda13x"], 13, 13, 0, "needs a CUDA driver, and none is installed"),
-        (["cupy-cuda13x"], 13, 12, 12, "driver runs CUDA 12, but CuPy was built for CUDA 13"),
-    ],
-)
-def test_an_installation_that_cannot_work_is_explained(
-    distributions: list[str], cupy: int | None, nvrtc: int | None, driver: int | None, message: str | None
-) -> None:
-    problem = cuda_toolchain.explain(distributions, cupy, nvrtc, driver)
-    if message is None:
-        assert problem is None
-    else:
-        assert problem is not None and re.search(message, problem)
 
 
 @pytest.mark.gpu

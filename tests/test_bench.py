@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import fused
+import goals
 import harness
 import peers
 import sweep
+import tune
+from cuda_shim import check, make
 
 import fastmoll
 from fastmoll.kernels.batch_tail import batch_tail
@@ -105,13 +109,21 @@ def test_no_side_of_any_operation_is_further_off_than_rounding_and_cut_off_taps(
             assert isinstance(side.apart, float) and side.apart < (1e-3 if "23" in side.name else 1e-5), side.name
 
 
-def test_a_wrong_side_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_that_is_wrong_or_crashes_is_not_timed_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def off(*arguments: Any, **options: Any) -> Tensor:
         return batch_tail(*arguments, **options) * 1.01
 
+    def crash(*_: Any) -> Tensor:
+        raise RuntimeError("no such kernel\nand a stack of it")
+
     monkeypatch.setattr(fused, "batch_tail", off)
-    with pytest.raises(ValueError, match=r"tail, roles mixed: fastmoll torch is off by 0\.0"):
-        fused.Tails(small()).sides("roles mixed")
+    monkeypatch.setattr(fused, "FourierDCT", lambda *_: crash)
+    tails = fused.Tails(small())
+    names = [side.name for side in tails.sides("roles mixed")]
+    assert names == ["dense DCT, masks, randn", "DCT by scipy.fft, masks, randn", fused.COPY]
+    first, second = tails.failed.items()
+    assert first[0] == "tail, roles mixed: fastmoll torch" and "off by 0.0" in first[1]
+    assert second == ("tail, roles mixed: DCT by torch.fft, masks, randn", "RuntimeError: no such kernel")
 
 
 def test_a_mixture_that_is_none_shows() -> None:
@@ -197,6 +209,7 @@ def test_loaders_are_timed_with_and_without_mollification(make_tree: Callable[..
         ("batch_size", 0, r"batch_size must be at least 1, got 0"),
         ("size", -1, r"size must be at least 1, got -1"),
         ("rounds", 0, r"rounds must be at least 1, got 0"),
+        ("device", "tpu", r"device must be 'cuda' or 'cpu', got 'tpu'"),
     ],
 )
 def test_settings_name_what_is_wrong(name: str, value: int, message: str) -> None:
@@ -209,3 +222,72 @@ def test_a_card_that_is_not_there_is_said_in_one_line() -> None:
     assert run("kernels", "--device", "cuda", code=2).splitlines()[-1] == (
         "error: device must be 'cpu' where torch sees no CUDA device, got 'cuda'"
     )
+
+
+def spread(median: float) -> dict[str, float]:
+    return {"median": median, "min": median, "max": median}
+
+
+RESULTS: dict[str, Any] = {
+    "kernels": {
+        "settings": {"batch_size": 200},
+        "rows": [
+            {"operation": "tail, roles mixed", "side": "fastmoll triton", "times the copy": 1.6, "ms": spread(0.3)},
+            {"operation": "tail, roles mixed", "side": "fastmoll cupy", "times the copy": 1.2, "ms": spread(0.2)},
+            {"operation": "tail, blur alone", "side": "dense DCT, masks, randn", "times fastmoll": 20.0},
+        ],
+    },
+    "loader": {
+        "rows": [
+            {"job": "crops, mollified, soft labels", "side": "fastmoll", "images/s": spread(9e3), "times less CPU": 4.0}
+        ]
+    },
+    "train": {
+        "rows": [
+            {"batches": "resident", "images/s": spread(5000.0), "against resident": 1.0},
+            {"batches": "real, mollified", "images/s": spread(4000.0), "against resident": 0.8},
+            {"batches": "decoded by the CPU", "images/s": spread(4975.0), "against resident": 0.995},
+        ]
+    },
+}
+
+
+def test_goals_are_met_or_not_and_what_was_lost_is_said() -> None:
+    rows = {row["goal"]: (row["measured"], row["met"]) for row in goals.compare(RESULTS)}
+    assert rows == {
+        "batch tail, roles mixed: times the copy": (1.2, "yes"),
+        "batch tail, roles mixed: Triton alone": (1.6, "NO"),
+        "batch tail, roles and MixUp: times the copy": ("nothing", "-"),
+        "batch tail, roles and MixUp: Triton alone": ("nothing", "-"),
+        "blur alone: times faster than the authors' way": (20.0, "yes"),
+        "loader, mollified: images a second": (9e3, "NO"),
+        "loader, mollified: times less CPU time": (4.0, "yes"),
+        "training on real batches: against resident ones": (0.995, "yes"),
+        "mollification: share of a training step": (pytest.approx(0.2 / 200 * 5000 / 1e3), "yes"),
+    }
+    assert {row["met"] for row in goals.compare({"kernels": {}, "train": {"rows": []}})} == {"-"}
+    for name in ("kernels", "loader", "train"):
+        stored = json.loads(Path(RUN.with_name("results"), f"{name}-NVIDIA-H200.json").read_text())
+        found = [row for row in goals.compare({**RESULTS, name: stored}) if row["met"] != "-"]
+        assert len(found) >= len([met for _, met in rows.values() if met != "-"]), name
+
+
+def test_what_tuning_found_is_source_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_tail_triton = pytest.importorskip("fastmoll.kernels.batch_tail_triton")
+    monkeypatch.setattr(tune, "in_turns", lambda *_: [spread(2.0), spread(1.5)])
+    tail = make((1, 3, 64, 64))
+    present = batch_tail_triton.blocks_for(check(tail))
+    best: Any = [
+        (("cupy", "batch_tail", {"rows": 16, "resident": 4}), 1.0),
+        (("cupy", "batch_tail", {"rows": 32, "resident": 3}), 1.1),
+        (("triton", "down", {"num_stages": 5}), 1.8),
+        (("triton", "down", {"num_stages": 3}), 1.9),
+        (("triton", "", {}), 2.0),
+        (("triton", "across", {"num_stages": 5}), 2.1),
+    ]
+    cupy, triton = tune.entries(check(tail), best, harness.Clock(CPU), 1)
+    assert cupy == "# CuPy, 64 pixels: 1.0000 ms\nrows=(16,), resident=4"
+    heading, source = triton.split("\n")
+    assert heading == "# Triton, 64 pixels: 1.5000 ms, 2.0000 with the present blocks"
+    blocks = eval(source, {"Blocks": batch_tail_triton.Blocks})
+    assert blocks == dataclasses.replace(present, down={**present.down, "num_stages": 5})

@@ -10,7 +10,7 @@ from fastmoll.kernels.draw_triton import draw_batch
 from fastmoll.kernels.soft_labels import label_decay, soft_labels
 from fastmoll.mollify import beta_quantiles
 
-pytestmark = pytest.mark.usefixtures("triton_interpreter")
+pytestmark = pytest.mark.usefixtures("triton_interpreter", "nan_memory")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, CLASSES = 48, 11

@@ -95,6 +95,18 @@ def test_a_state_of_another_set_up_is_refused_by_name(make_tree: Make, field: st
         loader(tree, **options).load_state_dict(state)
 
 
+def test_another_backend_goes_on_with_the_same_draws_but_no_other_setting_may_change(make_tree: Make) -> None:
+    tree = make_tree(17)
+    first, second = (loader(tree, mollify=fastmoll.Mollify(3, backend=backend)) for backend in ("auto", "torch"))
+    expected = stream(first)
+    first.set_epoch(0)
+    stream(islice(first, 2))
+    second.load_state_dict(saved(first.state_dict()))
+    assert equal(stream(second), expected[2:])
+    with pytest.raises(ValueError, match="does not fit: mollify was"):
+        loader(tree, mollify=fastmoll.Mollify(3, backend="torch", k_blur=2.0)).load_state_dict(first.state_dict())
+
+
 def test_a_state_of_other_files_is_refused(make_tree: Make) -> None:
     tree = make_tree(17)
     state = loader(tree).state_dict()

@@ -18,6 +18,8 @@ from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 from fastmoll.kernels.soft_labels import label_decay
 from fastmoll.mollify import Mollify
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @pytest.mark.parametrize("memory_format", MEMORY_FORMATS)
 @pytest.mark.parametrize(
@@ -102,10 +104,34 @@ def test_any_height_and_width_work(shape):
     assert out.isfinite().all()
 
 
-def test_an_empty_batch_works():
-    out, targets = Mollify(CLASSES)(torch.empty(0, 3, 8, 8), torch.empty(0, dtype=torch.int64))
-    assert out.shape == (0, 3, 8, 8)
-    assert targets.shape == (0, CLASSES)
+@pytest.mark.parametrize("mix", [None, "mixup", "cutmix"])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.usefixtures("triton_interpreter")
+def test_an_empty_batch_works(backend, mix):
+    pytest.importorskip("triton")
+    none = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    for targets in ("dense", "short"):
+        mollify = Mollify(CLASSES, backend=backend, mix=mix, targets=targets)
+        pixels = torch.empty(0, 8, 9, 3, dtype=torch.uint8, device=DEVICE)
+        for out, made in (
+            mollify(torch.empty(0, 3, 8, 9, device=DEVICE), none),
+            mollify.from_pixels(pixels, none, mean=(0.0,) * 3, std=(1.0,) * 3),
+        ):
+            assert out.shape == (0, 3, 8, 9)
+            assert made.shape == (0, CLASSES) if targets == "dense" else len(made.gamma) == 0
+
+
+@pytest.mark.parametrize("classes", [2, 100_000])
+@pytest.mark.usefixtures("triton_interpreter")
+def test_two_and_a_hundred_thousand_classes_have_the_same_targets_in_every_backend(classes):
+    pytest.importorskip("triton")
+    images, labels = torch.zeros(4, 3, 2, 3, device=DEVICE), torch.tensor([0, classes - 1, 1, 0], device=DEVICE)
+    options = {"roles": (1, 1, 1, 1), "mix": "mixup", "seed": 3}
+    plain, fused = (
+        Mollify(classes, backend=name, **options)(images, labels, torch.arange(4))[1] for name in ("torch", "triton")
+    )
+    torch.testing.assert_close(fused, plain, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(fused.sum(1), torch.ones(4, device=DEVICE), atol=1e-5, rtol=0)
 
 
 def test_soft_labels_are_softened_further():

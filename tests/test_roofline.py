@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -20,10 +21,11 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import launches
 import roofline
+from cuda_shim import check, compile_shim, launch_shim, make
 from disassembly import Code
-from test_batch_tail_cupy import C_TYPES, SHARED_LIMITS, check, make
+from triton_compile import SHARED_LIMIT
 
-from fastmoll.kernels import batch_tail_cupy, batch_tail_triton, cuda_toolchain
+from fastmoll.kernels import batch_tail_cupy, batch_tail_triton
 from fastmoll.kernels.draw import BLUR
 
 BLOCKS = batch_tail_triton.Blocks(
@@ -94,26 +96,17 @@ def test_triton_multiplies_as_often_as_the_model_says(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to run CUDA C++ on the CPU")
 def test_cuda_multiplies_as_often_as_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ctypes
-
     size, sigmas = 80, [1.0, 12.1, 40.3]
     tail = check(make((3, 3, size, size), roles=(BLUR,), t=temperatures(size, sigmas)))
     out = torch.empty(3, 3, size, size, dtype=torch.bfloat16, memory_format=torch.channels_last)
-    plan = batch_tail_cupy.plan(tail, out, SHARED_LIMITS[90])
-    shim, kernel = Path(__file__).parent / "cuda_shim.h", cuda_toolchain.source_path("batch_tail.cu")
-    count = 'extern "C" long long products = 0;\n#define multiply_add(...) (++products, multiply_add(__VA_ARGS__))\n'
+    plan = batch_tail_cupy.plan(tail, out, SHARED_LIMIT[90])
     # `extern "C"` with a value warns; a block does not.
-    count = count.replace('extern "C" long long products = 0;', 'extern "C" { long long products = 0; }')
-    source, library = tmp_path / "count.cpp", tmp_path / "count.so"
-    source.write_text(f'#include "{shim}"\n{count}#include "{kernel}"\nCUDA_SHIM(batch_tail)\n')
-    macros = [f"-D{name}={value}" for name, value in plan.macros]
-    flags = ["-std=c++17", "-Wno-unknown-pragmas", "-fPIC", "-shared", *macros]
-    subprocess.run(["g++", *flags, "-o", library, source], check=True)
-    loaded = ctypes.CDLL(str(library))
-    values = [C_TYPES[type(value)](value.item()) for value in plan.arguments]
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    assert loaded.launch(*plan.grid, plan.threads, plan.shared, pointers) == 0
-    done = ctypes.c_longlong.in_dll(loaded, "products").value / 32 * 4096
+    count = (
+        'extern "C" { long long products = 0; }\n#define multiply_add(...) (++products, multiply_add(__VA_ARGS__))\n'
+    )
+    library = compile_shim(plan.macros, tmp_path, count)
+    launch_shim(library, plan)
+    done = ctypes.c_longlong.in_dll(library, "products").value / 32 * 4096
     monkeypatch.setattr(launches, "scales", lambda size: np.array(sigmas))
     assert done == pytest.approx(3 * launches.cuda_work(size, dict(plan.macros)["ROWS"])[2].flops, rel=1e-12)
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from fastmoll.kernels import soft_cross_entropy as definition
 from fastmoll.kernels import soft_cross_entropy_triton as fused
 
-pytestmark = pytest.mark.usefixtures("triton_interpreter")
+pytestmark = pytest.mark.usefixtures("triton_interpreter", "nan_memory")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

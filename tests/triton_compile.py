@@ -117,27 +117,28 @@ def compile_launch(launch: Launch, architecture: int) -> Resources:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(compiled.asm["cubin"])
-        usage = _cuobjdump("-res-usage", cubin)
-        sass = _cuobjdump("-sass", cubin)
-
-    def number(name: str) -> int:
-        match = re.search(rf"\b{name}:(\d+)", usage)
-        assert match is not None, usage
-        return int(match[1])
-
+        usage, sass = cuobjdump("-res-usage", cubin), cuobjdump("-sass", cubin)
     return Resources(
         kernel=kernel.__name__,
         architecture=architecture,
-        registers=number("REG"),
-        stack=number("STACK"),
+        registers=used(usage, "REG"),
+        stack=used(usage, "STACK"),
         # Static and dynamic: the second is only known to the launcher.
-        shared=max(number("SHARED"), compiled.metadata.shared),
+        shared=max(used(usage, "SHARED"), compiled.metadata.shared),
         instructions=len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.MULTILINE)),
         ptx=compiled.asm["ptx"],
         sass=sass,
     )
 
 
-def _cuobjdump(option: str, cubin: Path) -> str:
+def used(usage: str, name: str) -> int:
+    """A number in what ``cuobjdump -res-usage`` says."""
+    match = re.search(rf"\b{name}:(\d+)", usage)
+    assert match is not None, usage
+    return int(match[1])
+
+
+def cuobjdump(option: str, cubin: Path) -> str:
+    """What the cuobjdump of triton's package says of a compiled kernel."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     return subprocess.run([tool, option, cubin], check=True, capture_output=True, text=True).stdout
