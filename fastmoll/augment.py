@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -115,6 +115,8 @@ class Augment:
 
     Every draw is a function of seed, epoch and sample id, so neither batches nor ranks nor a resumed run change it; nor
     does the policy change flips, crops and rotations.
+
+    A subclass may do more before or after ``super().__call__``; loaders call it as they call any function.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Augment:
 
     def __repr__(self) -> str:
         return (
-            f"Augment({str(self.spec)!r}, size={self.size}, padding={self.padding}, seed={self.seed}, "
+            f"{type(self).__name__}({str(self.spec)!r}, size={self.size}, padding={self.padding}, seed={self.seed}, "
             f"auto_augment={self.auto_augment!r})"
         )
 
@@ -255,6 +257,14 @@ class Augment:
             )
             self._tables[device] = tuple(table.to(device) for table in (numbers, magnitudes, signed, *tables))
         return self._tables[device]
+
+
+def check_augment(augment: Any, height: int, width: int) -> None:
+    """Raise ``ValueError`` unless ``augment`` is a function, and if it is an `Augment`, one for images of this size."""
+    if not callable(augment):
+        raise ValueError(f"augment must be a name or callable, got {augment!r}")
+    if type(augment) is Augment and not augment.size == height == width:
+        raise ValueError(f"augment must be for images of {height} x {width} pixels, got {augment!r}")
 
 
 def check_augmented(images: Tensor, batch: int, device: torch.device) -> Tensor:

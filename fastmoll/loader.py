@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastmoll.augment import Augment, AugmentSpec, check_augmented, parse_augment
+from fastmoll.augment import Augment, AugmentSpec, check_augment, check_augmented, parse_augment
 from fastmoll.epochs import Epochs, check_state, describe
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_choice, check_integer, check_number, check_triple
@@ -377,7 +377,8 @@ def _resolve_augment(
     Raises:
         ValueError: Neither a name nor a function, or a name that there is not.
     """
-    if callable(augment):
+    if not isinstance(augment, str) and callable(augment):
+        check_augment(augment, size, size)
         return "fc", augment, augment.spec.mix if isinstance(augment, Augment) else None
     spec = parse_augment(augment)
     if spec.policy == "augmix":  # DALI has none

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastmoll.augment import Augment, check_augmented, parse_augment
+from fastmoll.augment import Augment, check_augment, check_augmented, parse_augment
 from fastmoll.epochs import Epochs, check_state, describe
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_integer, check_triple
@@ -90,7 +90,8 @@ class SmallImageLoader:
             augment: Training augmentation: a name (see `fastmoll.augment.parse_augment`), in which ``mixup`` and
                 ``cutmix`` mix all batches (targets are then soft labels also without ``mollify``), or any function of
                 ``(images, index, epoch)``, uint8 ``(B, H, W, 3)`` and int64 ``(B,)`` on the device and an int, to
-                images of the same kind.
+                images of the same kind, also of another size. It is called for one batch at a time, an object of a
+                subclass of `fastmoll.Augment` too; that class itself does several batches together.
             mollify: A `fastmoll.Mollify`, called as ``mollify(images, labels, index=sample_ids, epoch=epoch)``.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:<n>"``, or ``"auto"``: the current GPU where there is one.
             seed: Seed of order and augmentation.
@@ -165,12 +166,11 @@ class SmallImageLoader:
 
     def _resolve(self, augment: str | Augmentation) -> tuple[Augmentation, str | None]:
         """What is done to the pixels of a batch, and how its images are mixed."""
+        height, width = self.data.images.shape[1:3]
         if not isinstance(augment, str):
-            if not callable(augment):
-                raise ValueError(f"augment must be a name or callable, got {augment!r}")
+            check_augment(augment, height, width)
             return augment, augment.spec.mix if isinstance(augment, Augment) else None
         spec = parse_augment(augment)
-        height, width = self.data.images.shape[1:3]
         if height != width:
             raise ValueError(f"augment={augment!r} needs squares, but {self.root} has {height} x {width} pixels")
         return Augment(spec, size=width, seed=self._seed), spec.mix
@@ -240,7 +240,7 @@ class SmallImageLoader:
 
     def _pixels(self, images: Tensor, order: _Order, rows: slice) -> Tensor:
         """The augmented images of a batch."""
-        if not isinstance(self._augment, Augment):
+        if type(self._augment) is not Augment:  # a subclass may look at its batch, as any function may
             chosen = order.on_device[rows]
             if self._augment is None:
                 return images[chosen]

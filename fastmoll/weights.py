@@ -169,8 +169,8 @@ def _find(name: str, weights: str, option: str, instead: str) -> tuple[dict[str,
         return downloaded, f"torchvision's {name} {weights}"
     path = Path(weights)
     if not path.is_file():
-        offers = f"torchvision has {', '.join(known)}" if known else "torchvision has none for this model"
-        raise ValueError(f"{option}: {weights!r} is no file, and {offers} for {name}")
+        offers = ", ".join(known) or "none"
+        raise ValueError(f"{option}: {weights!r} is no file; weights that torchvision has for {name}: {offers}")
     try:
         content = read_file(path)
     except ValueError as error:

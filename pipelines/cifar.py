@@ -114,7 +114,9 @@ def _identify(archive: Path) -> Layout:
             return layout
     published = next((layout.md5 for layout in LAYOUTS if layout.archive == archive.name), None)
     if published is None:
-        raise ValueError(f"{archive} has the checksum {md5}, which is that of no CIFAR archive")
+        raise ValueError(
+            f"{archive} has the checksum {md5}, which is that of no CIFAR archive; any other must be unpacked"
+        )
     raise ValueError(
         f"{archive} has the checksum {md5}, not {published} as published: it is damaged, or was not downloaded whole"
     )

@@ -31,8 +31,8 @@ def decode_folder(folder: ImageFolder) -> NDArray[np.uint8]:
         uint8 ``(N, H, W, 3)``.
 
     Raises:
-        ValueError: A file that is missing or can't be decoded, images of more than one size, or larger ones than
-            `SIDE_LIMIT`; it names the file.
+        ValueError: A file that is missing, can't be decoded, or has more than 8 bits a channel; images of more than one
+            size, or larger ones than `SIDE_LIMIT`; it names the file.
     """
     digest = hashlib.blake2b(folder.fingerprint.encode(), digest_size=12)
     for sample in range(len(folder)):
@@ -128,6 +128,8 @@ def _decode(folder: ImageFolder) -> NDArray[np.uint8]:
 def _decode_one(path: str) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):  # whose conversion makes white of all that is above 255
+                raise ValueError(f"its pixels have more than 8 bits (mode {image.mode} of Pillow)")
             return np.asarray(image.convert("RGB"))
     except UnidentifiedImageError:
         raise ValueError(f"{path} is not an image") from None

@@ -159,8 +159,9 @@ def read_small(
       hold arrays, lists, dicts, bytes, strings and numbers and nothing else, so they can run no code;
     - the folder ``tiny-imagenet-200``;
     - a folder that has one of these in it;
-    - a folder of ``.npy`` files: ``train.npy``, uint8 ``(N, H, W, 3)`` or grey ``(N, H, W)``, with
-      ``train_labels.npy``, integers ``(N,)``, and likewise for the validation images. They are mapped, not copied;
+    - a folder of ``.npy`` files: ``train.npy``, uint8 ``(N, H, W, 3)`` or grey ``(N, H, W)`` or ``(N, H, W, 1)``, with
+      ``train_labels.npy``, integers ``(N,)``, and likewise for the validation images. Those in colour are mapped, not
+      copied;
     - a folder ``train/<class>/<image>`` and so on, all images of one size. Alpha is dropped, grey becomes colour. They
       are decoded once (see `decode_folder`).
 
@@ -267,6 +268,10 @@ def _read_path(place: Path, split: str, name: str | None) -> SmallData:
     for stem in stems:
         if (place / f"{stem}.npy").is_file():
             return _read_arrays(place, stem, name)
+    others = [f"{stem}.npy" for stem in ("train", *_VALIDATION) if (place / f"{stem}.npy").is_file()]
+    if others:
+        wanted = " or ".join(f"{stem}.npy" for stem in stems)
+        raise ValueError(f"{place} has {', '.join(others)}, but no {wanted}")
     # Where none of them is there, the folder without splits, or the error, is that of `split` itself.
     folder = scan_folder(place, next((stem for stem in stems if (place / stem).is_dir()), split))
     return SmallData(decode_folder(folder), folder.targets, folder.classes, folder.root, name)
@@ -297,10 +302,11 @@ def _read_tiny(folder: Path, split: str) -> SmallData:
         raise ValueError(f"split must be 'train' or 'val' for tinyimagenet, got {split!r} (its test set has no labels)")
     classes = sorted(_text(folder / "wnids.txt").split())
     annotations = folder / "val" / "val_annotations.txt"
-    if split == "val" and annotations.is_file():
+    if split == "val" and annotations.is_file() and (folder / "val" / "images").is_dir():
         found = _annotated(annotations, classes)
     else:
-        # The training images, or validation images that were sorted into class folders, as many copies are.
+        # The training images, or validation images that were sorted into class folders, as many copies are, with or
+        # without the list beside them.
         found = scan_folder(folder, split)
         odd = sorted({*found.classes} ^ {*classes})
         if odd:
@@ -335,8 +341,8 @@ def _annotated(annotations: Path, classes: list[str]) -> ImageFolder:
 def _read_arrays(folder: Path, stem: str, name: str | None) -> SmallData:
     path = folder / f"{stem}.npy"
     images, labels = load_array(path), _load_labels(folder / f"{stem}_labels.npy")
-    if images.dtype == np.uint8 and images.ndim == 3:
-        images = np.repeat(images[..., None], 3, axis=3)
+    if images.dtype == np.uint8 and (images.ndim == 3 or images.shape[3:] == (1,)):
+        images = np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=3)
     # Which classes there are the training labels say: another split may lack some, and must have no others.
     training = folder / "train_labels.npy"
     known = labels if stem == "train" or not training.is_file() else _load_labels(training)

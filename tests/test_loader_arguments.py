@@ -27,6 +27,7 @@ import fastmoll
         ({"decoder": "gpu"}, "decoder must be one of 'mixed', 'cpu', got 'gpu'"),
         ({"hw_decoder_load": 1.5}, r"hw_decoder_load must be in \[0, 1\], got 1.5"),
         ({"augment": "fcr+augmx"}, r"augment must be none, fc, fcr, .* got 'fcr\+augmx': did you mean 'fcr\+augmix'"),
+        ({"augment": fastmoll.Augment("fc", 28)}, r"augment must be for images of \d+ x \d+ pixels, got Augment\('fc'"),
         ({"augment": "fc+augmix", "fused": False}, r"fused must not be False for augment='fc\+augmix'"),
         (
             {"augment": "fc+mixup", "mollify": fastmoll.Mollify(3, mix="cutmix")},

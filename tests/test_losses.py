@@ -239,6 +239,25 @@ def test_the_correction_takes_away_most_of_the_bias_of_the_log_mean(draws: int) 
     assert abs(bias("corrected")) < 0.25 * abs(bias("log_mean"))
 
 
+def test_draws_of_an_image_come_from_as_many_epochs_of_its_mollification() -> None:
+    import fastmoll
+
+    mollify, epoch = fastmoll.Mollify(CLASSES, seed=2), 7
+    images, index = example(64, 3, 8, 8).float(), torch.arange(64)
+    labels = soft_target(64, CLASSES).float()  # of images that were mixed before
+    draws = [mollify(images, labels, index, epoch * DRAWS + m) for m in range(DRAWS)]
+    role, t = zip(*[mollify.draw(index, epoch * DRAWS + m) for m in range(DRAWS)], strict=True)
+    assert (torch.stack(role) == role[0]).all(0).float().mean() < 0.3  # by chance in 1 of 9
+    assert abs(np.corrcoef(torch.stack(t)[:2])[0, 1]) < 0.4  # three standard deviations
+    target = torch.stack([y for _, y in draws])
+    torch.testing.assert_close(target.sum(-1), torch.ones(DRAWS, 64))
+    logits = torch.stack([x.flatten(1)[:, :CLASSES] for x, _ in draws])
+    rows = log_likelihoods(logits, target)
+    expected = -(scipy.special.logsumexp(rows, axis=0) - np.log(DRAWS))
+    result = augmented_likelihood(logits, target, kind="log_mean", reduction="none")
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", losses.LIKELIHOODS)
 def test_one_draw_is_soft_cross_entropy(kind: str) -> None:
     logits, target = example(1, BATCH, CLASSES), soft_target(BATCH, CLASSES)

@@ -111,6 +111,21 @@ def test_bins_meet_at_multiples_of_a_fifteenth(probability: float, expected_bin:
     assert metrics.compute()["reliability"][:, 0].nonzero().item() == expected_bin
 
 
+def test_a_confidence_between_two_bins_is_in_the_lower_one() -> None:
+    metrics = ClassificationMetrics(bins=4)
+    metrics.update(torch.zeros(3, 2), torch.tensor([0, 1, 1]))  # a half exactly
+    assert metrics.compute()["reliability"][:, 0].tolist() == [0, 3, 0, 0]
+
+
+def test_the_papers_ece_is_the_plain_mean_over_batches_with_a_smaller_last_one() -> None:
+    logits, labels = random_set(150, 3)
+    metrics = ClassificationMetrics()
+    metrics.update(logits, labels)
+    parts = [float(calibration_error(logits[rows], labels[rows])) for rows in (slice(100), slice(100, 150))]
+    assert parts[0] != pytest.approx(parts[1], rel=0.01)
+    assert figures(metrics)["ece_batch100"] == pytest.approx(sum(parts) / 2, rel=1e-12)
+
+
 def test_many_classes_fall_in_the_first_bin() -> None:
     metrics = ClassificationMetrics()
     metrics.update(torch.zeros(4, 1000), torch.arange(4))
@@ -153,6 +168,13 @@ def test_figures_of_a_small_set_are_those_computed_by_hand() -> None:
     torch.testing.assert_close(found["reliability"], expected, rtol=0, atol=1e-7)
 
 
+def test_the_error_is_the_nearest_number_to_its_fraction() -> None:
+    logits, labels = torch.tensor([[1.0, 0.0]]).expand(200, 2), (torch.arange(200) < 33).long()
+    metrics = ClassificationMetrics()
+    metrics.update(logits, labels)
+    assert float(metrics.compute()["error"]) == 33 / 200
+
+
 def test_equal_confidences_share_their_hits_in_whatever_order_they_come() -> None:
     # Every bin of equal mass has one wrong in four then, against a confidence of 1: no order has another figure.
     labels = torch.tensor([0, 0, 0, 1]).repeat(15)
@@ -184,6 +206,15 @@ def test_calibration_error_is_torchmetrics_for_any_number_of_bins(bins: int) -> 
     metrics = ClassificationMetrics(bins)
     metrics.update(logits, labels)
     assert figures(metrics)["ece"] == float(ours) and metrics.compute()["reliability"].shape == (bins, 3)
+
+
+def test_calibration_error_of_nothing_and_of_no_numbers_is_nan_and_of_one_bin_the_gap_of_the_means() -> None:
+    assert calibration_error(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)).isnan()
+    assert calibration_error(torch.full((2, 3), torch.nan), torch.tensor([0, 1])).isnan()
+    # Confidences of exactly 1, half of them wrong; in one bin with two of 0.5 of which one is right.
+    logits, labels = torch.tensor([[200.0, 0.0]] * 2 + [[0.0, 0.0]] * 2), torch.tensor([0, 1, 0, 1])
+    assert float(calibration_error(logits[:2], labels[:2])) == 0.5
+    assert float(calibration_error(logits, labels, bins=1)) == 0.25
 
 
 def test_half_precision_logits_saturate_at_1_and_are_counted() -> None:

@@ -148,7 +148,7 @@ def test_an_archive_with_another_checksum_is_refused_by_name(tmp_path: Path) -> 
         with pytest.raises(ValueError, match=rf"{layout.archive} has the checksum {md5}, not {layout.md5} as publ"):
             read_small(data, "train", path)
     (tmp_path / "other.zip").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"other.zip has the checksum .* no CIFAR archive"):
+    with pytest.raises(ValueError, match=r"other.zip has the checksum .* no CIFAR archive; any other must be unpacked"):
         read_small(tmp_path / "other.zip")
 
 
@@ -270,13 +270,15 @@ def test_tinyimagenet_has_sorted_classes_and_its_annotated_validation_images(tin
         assert np.array_equal(train.images[3], np.asarray(picture))
 
 
-def test_validation_images_of_tinyimagenet_may_have_been_sorted_into_folders(tiny: Path) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_validation_images_of_tinyimagenet_may_have_been_sorted_into_folders(tiny: Path, listed: bool) -> None:
     lines = [line.split("\t") for line in (tiny / "val" / "val_annotations.txt").read_text().splitlines()]
     for file, name, *_ in lines:
         (tiny / "val" / name).mkdir(exist_ok=True)
         os.rename(tiny / "val" / "images" / file, tiny / "val" / name / file)
     (tiny / "val" / "images").rmdir()
-    (tiny / "val" / "val_annotations.txt").unlink()
+    if not listed:
+        (tiny / "val" / "val_annotations.txt").unlink()
     assert read_small(tiny, "val").labels.tolist() == [0, 0, 1, 2, 3]
 
 
@@ -336,7 +338,9 @@ def test_arrays_come_as_they_are(tmp_path: Path, val: str) -> None:
 
 def test_grey_arrays_become_colour(tmp_path: Path) -> None:
     images = write_arrays(tmp_path, grey=True)["train"][0]
-    assert np.array_equal(read_small(tmp_path).images, np.stack([images[..., 0]] * 3, axis=3))
+    for grey in (images[..., 0], images[..., :1]):
+        np.save(tmp_path / "train.npy", grey)
+        assert np.array_equal(read_small(tmp_path).images, np.stack([images[..., 0]] * 3, axis=3))
 
 
 class Evil:
@@ -385,6 +389,9 @@ def test_truncated_missing_and_empty_arrays_and_labels_out_of_range_are_named(tm
     (tmp_path / "val_labels.npy").unlink()
     with pytest.raises(ValueError, match=r"val_labels.npy is missing"):
         read_small(tmp_path, "val")
+    (tmp_path / "val.npy").unlink()
+    with pytest.raises(ValueError, match=r"has train.npy, but no val.npy or validation.npy or test.npy"):
+        read_small(tmp_path, "val")
 
 
 # --- folders of images ------------------------------------------------------------------------------------------------
@@ -407,6 +414,21 @@ def test_folders_come_as_pillow_decodes_them_in_torchvisions_order(folders: Path
         assert read.classes == theirs.classes and read.labels.tolist() == theirs.targets
         assert np.array_equal(read.images, [np.asarray(image) for image, _ in theirs])
         assert read.root == folders / there
+
+
+def test_png_with_alpha_palette_or_grey_and_names_in_any_script_are_images(tmp_path: Path) -> None:
+    pixels = noise(1)[0][0]
+    alpha = Image.fromarray(np.dstack([pixels, pixels[..., 0]]))
+    grey, palette = Image.fromarray(pixels[..., 0]), Image.fromarray(pixels).quantize(16)
+    for at, picture in enumerate((alpha, grey, palette)):
+        folder = tmp_path / "train" / ("猫", "собака")[at % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / f"é{at}.png")
+    read = read_small(tmp_path)
+    assert read.classes == ["собака", "猫"] and read.labels.tolist() == [0, 1, 1]
+    assert np.array_equal(read.images[0], np.stack([pixels[..., 0]] * 3, 2))
+    assert np.array_equal(read.images[1], pixels)
+    assert np.array_equal(read.images[2], np.asarray(palette.convert("RGB")))
 
 
 def test_images_are_decoded_once_until_one_changes(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,6 +480,12 @@ def test_images_of_two_sizes_bad_files_and_large_images_are_named(folders: Path)
     path.write_text("<html>")
     with pytest.raises(ValueError, match=r"0003.jpg is not an image"):
         read_small(folders)
+    path.unlink()
+    deep = path.with_suffix(".png")
+    Image.fromarray(np.full((32, 32), 1000, np.uint16)).save(deep)
+    with pytest.raises(ValueError, match=r"0003.png can't be decoded: its pixels have more than 8 bits"):
+        read_small(folders)
+    deep.unlink()
     Image.new("RGB", (513, 513)).save(folders / "train" / "cat" / "0000.jpg")
     with pytest.raises(ValueError, match=r"0000.jpg has 513 x 513 pixels, but a small image has at most 512"):
         read_small(folders)

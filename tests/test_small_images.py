@@ -15,7 +15,8 @@ import torch
 from processes import assert_equal, kill_at, log, run
 
 import fastmoll
-from fastmoll.train.config import SMALL_RECIPES, MollifyConfig, OptimConfig, SmallDataConfig, check, parse_small
+from fastmoll.train.config import SMALL_RECIPES, check, parse_small
+from fastmoll.train.settings import MollifyConfig, OptimConfig, SmallDataConfig
 from fastmoll.train.small_images import main
 
 # A network with BatchNorm and dropout, its average, steps of several batches with a leftover one, draws for

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fastmoll
+from fastmoll.augment import NAMES
 from fastmoll.pipelines.small import SmallData
 from fastmoll.small_loader import SmallImageLoader
 
@@ -81,6 +82,25 @@ def test_a_name_mixes_the_batches_before_they_are_mollified(mollify: fastmoll.Mo
             torch.testing.assert_close(*parts, atol=0, rtol=0)
     validation = loader(augment=f"fcr+{mix}", split="val")
     assert next(iter(validation))[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize("mollified", [False, True])
+@pytest.mark.parametrize("augment", NAMES)
+def test_every_augmentation_gives_what_a_step_of_training_needs(augment: str, mollified: bool) -> None:
+    mollify = fastmoll.Mollify(5, targets="short") if mollified else None
+    images, targets, _ = next(iter(loader(of=data(8), augment=augment, mollify=mollify)))
+    assert images.shape == (4, 3, 32, 32) and images.isfinite().all()
+    mixed = augment.endswith(("mixup", "cutmix"))
+    if mollify is not None:
+        assert isinstance(targets, fastmoll.SoftLabels) and (targets.lam is not None) == mixed
+    elif mixed:
+        assert targets.shape == (4, 5)
+        torch.testing.assert_close(targets.sum(1), torch.ones(4), rtol=0, atol=1e-6)
+    else:
+        assert targets.dtype == torch.int64
+    weight = torch.eye(3, 5, requires_grad=True)
+    fastmoll.soft_cross_entropy(images.mean((2, 3)) @ weight, targets).backward()
+    assert weight.grad is not None and weight.grad.isfinite().all() and weight.grad.any()
 
 
 def test_an_augment_object_mixes_like_its_name() -> None:
@@ -254,6 +274,23 @@ def test_what_is_no_state_is_refused() -> None:
     assert len(list(one)) == 5
 
 
+def test_a_subclass_of_augment_is_called_batch_by_batch_and_is_another_augmentation() -> None:
+    class Inverted(fastmoll.Augment):
+        def __call__(self, images: Tensor, index: Tensor, epoch: int = 0) -> Tensor:
+            calls.append((len(index), index.device))
+            return 255 - super().__call__(images, index, epoch)
+
+    calls: list[tuple[int, torch.device]] = []
+    ours, plain = (loader(augment=kind("fcr+trivial+mixup", seed=3)) for kind in (Inverted, fastmoll.Augment))
+    total = torch.tensor([(1 - 2 * m) / s for m, s in zip(MEAN, STD, strict=True)]).view(3, 1, 1)
+    for (images, targets, _), (theirs, others, _) in zip(ours, plain, strict=True):
+        torch.testing.assert_close(images + theirs, total.expand_as(images), rtol=0, atol=1e-5)
+        assert torch.equal(targets, others)
+    assert calls == [(4, torch.device("cpu"))] * 5
+    with pytest.raises(ValueError, match=r"augment was .*Augment.*, is .*Inverted"):
+        ours.load_state_dict(plain.state_dict())
+
+
 def test_an_augmentation_may_be_any_function_of_pixels_ids_and_epoch() -> None:
     calls = []
 
@@ -322,6 +359,7 @@ def test_without_mean_and_deviation_the_images_of_an_unknown_set_are_standardise
         ({"seed": -1}, "seed must be .*got -1"),
         ({"augment": "fcr+trival"}, "augment must be .*'fcr[+]trival': did you mean 'fcr[+]trivial'"),
         ({"augment": 5}, "augment must be a name or callable, got 5"),
+        ({"augment": fastmoll.Augment("fc", 28)}, r"augment must be for images of 32 x 32 pixels, got Augment\('fc'"),
         ({"mollify": 5}, "mollify must be callable, got 5"),
         ({"mollify": fastmoll.Mollify(6)}, "num_classes=6, but made has 5 classes"),
         ({"dtype": torch.float64}, "dtype must be .*float64"),
@@ -368,6 +406,8 @@ def test_a_closed_loader_says_so() -> None:
 def test_a_gpu_gives_the_images_and_labels_of_the_cpu_without_waiting(augment: str) -> None:
     mollify = fastmoll.Mollify(5, seed=9)
     cpu, gpu = (loader(augment=augment, mollify=mollify, device=device) for device in ("cpu", "cuda"))
+    evaluation = loader(split="val", device="cuda")
+    list(evaluation)
     for (images, targets, index), (theirs, soft, other) in zip(cpu, gpu, strict=True):
         assert torch.equal(index, other)
         # A rounded grey level of an augmentation may differ.
@@ -377,7 +417,7 @@ def test_a_gpu_gives_the_images_and_labels_of_the_cpu_without_waiting(augment: s
     torch.cuda.set_sync_debug_mode("error")
     try:
         gpu.set_epoch(3)
-        for _ in gpu:
+        for _ in (*gpu, *evaluation):
             pass
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -29,6 +29,7 @@ FAKE = """
 import fcntl, json, os, pathlib, sys, time
 out = pathlib.Path(sys.argv[sys.argv.index("--run.output") + 1])
 assert "--run.resume" in sys.argv and not (out / "result.json").exists()
+assert not {"RANK", "LOCAL_RANK"} & os.environ.keys()
 lock = open(out / ".lock", "a")
 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 place = os.environ.get("CUDA_VISIBLE_DEVICES") or sys.argv[sys.argv.index("--run.device") + 1]
@@ -178,6 +179,8 @@ def test_each_gpu_has_one_run_at_a_time(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
+    for name in ("RANK", "LOCAL_RANK"):  # of the sweep's own job; a trainer would wait for others
+        monkeypatch.setenv(name, "0")
     path = write_sweep(DIGITS)
     assert run_sweep(path, gpus=gpus) == 0
     logs = [json.loads(file.read_text()) for file in Path("runs/some").glob("*/log")]
@@ -286,6 +289,22 @@ def test_a_run_that_another_process_is_at_is_left_to_it(
     assert json.loads((begun.parent / "log").read_text())[3] == 0  # nobody interfered
     assert run_sweep(path, device="cpu") == 0
     assert len([*out.glob("*/result.json")]) == 4
+
+
+@pytest.mark.usefixtures("fake")
+def test_of_two_sweeps_the_slower_leaves_what_the_other_has_done_meanwhile(
+    write_sweep: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = read_sweep(write_sweep(DIGITS))
+    slower = sweep._Sweep(runs, tmp_path, [None])
+    for run in runs[:3]:
+        finish(tmp_path / run.name, 0.1)
+    (tmp_path / runs[3].name).mkdir()
+    with open(tmp_path / runs[3].name / ".sweep", "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert slower.run() == 0
+    text = capsys.readouterr().out
+    assert "started" not in text and text.endswith("3 done, 1 left to another process\n")
 
 
 def test_the_trainer_itself_is_stopped_goes_on_and_ends_in_the_table(

@@ -62,11 +62,12 @@ def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     run(world_size, whole, *arguments)
     # In the second epoch.
     kill_at(log(whole)[-1]["step"] // 2 + 1, world_size, killed, *arguments)
-    assert "resuming" in run(world_size, killed, *arguments, "--run.resume")
+    said = run(world_size, killed, *arguments, "--run.resume", "--mollify.backend", "torch")  # on a CPU, what auto is
+    assert "resuming" in said and "mollify.backend was auto and is now torch" in said
 
     states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (whole, killed)]
     for state in states:
-        del state["config"]["run"]  # output and resume differ, as they should
+        del state["config"]["run"], state["config"]["mollify"]["backend"]  # these differ, as they should
         state["ranks"] = [rank["rng"] for rank in state["ranks"]]
     assert_equal(*states)
     assert_equal(*[torch.load(folder / "model.pt", weights_only=True) for folder in (whole, killed)])
@@ -127,9 +128,14 @@ def test_weights_of_a_run_bring_its_network_and_image_size(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
 
 
-def test_validation_can_wait_for_the_end(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [data, *SETTINGS, "--optim.epochs", "2", "--run.validate-every", "0", "--run.output", tmp_path / "run"]
-    assert main([str(argument) for argument in arguments]) == 0
+def test_validation_can_wait_for_the_end_and_so_does_the_checkpoint_before_it(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    monkeypatch.setattr("fastmoll.train.run.save_checkpoint", lambda _config, _process, x, _: saved.append(x.step))
+    arguments = [data, *SETTINGS, "--optim.epochs", "2", "--run.validate-every", "0", "--run.checkpoint-every", "99"]
+    assert main([str(argument) for argument in (*arguments, "--run.output", tmp_path / "run")]) == 0
+    assert saved == [16]  # and none after the first epoch's 8 steps
     assert [line["epoch"] for line in log(tmp_path / "run") if line["kind"] == "validation"] == [2]
     assert "has no val folder" not in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""What a training run is made of: nested settings, the recipes, and the command lines that override them."""
+"""From a command line to the settings of a run: recipes, options in their place, and what makes no run."""
 
 from __future__ import annotations
 
@@ -8,204 +8,24 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any
 
 import tyro
 
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Images."""
-
-    batch_size: int = 256
-    """Images per process and per forward pass."""
-    augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "fc"
-    """Augmentation of the training images, joined by +: none, fc (flip, crop) or fcr (and rotation); then, if at all,
-    rand, auto, trivial or augmix; then, if at all, mixup or cutmix."""
-
-
-@dataclass(frozen=True)
-class FolderConfig(DataConfig):
-    """Images in folders, decoded as they are needed."""
-
-    path: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", prefix_name=False)] = None
-    """Folder of class folders of images, or of such folders called train and val. Left out: the bundled photographs."""
-    size: int = 224
-    """Height and width of the images the network sees, pixels."""
-    threads: int | None = None
-    """CPU threads of each process's data pipeline; None: the loader's choice."""
-    hw_decoder_load: float = 0.65
-    """Share of a batch that the GPU's JPEG engine decodes, 0 to 1; without such an engine it changes nothing."""
-    decoder: Literal["mixed", "cpu"] = "mixed"
-    """Who decodes for a GPU: itself, or the CPU in about 2 ms an image, which leaves more of the GPU to the network."""
-
-
-@dataclass(frozen=True)
-class SmallDataConfig(DataConfig):
-    """Small images, kept on the device."""
-
-    batch_size: int = 128
-    """Images per process and step; those that fill no step at an epoch's end are left out of it."""
-    augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "fcr+trivial"
-    """Augmentation of the training images, joined by +: none, fc (flip, crop) or fcr (and rotation); then, if at all,
-    rand, auto, trivial or augmix; then, if at all, mixup or cutmix."""
-    name: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "digits"
-    """cifar10, cifar100, tinyimagenet, digits (scikit-learn's 1,797, with a recipe of a minute or two on a CPU), or the
-    path of an archive, of a folder of .npy files, or of a folder of class folders in train and val (or test)."""
-    path: Path | None = None
-    """Where the data set of that name is; None: in ./data or ~/.cache/fastmoll/data."""
-    mean: tuple[float, float, float] | None = None
-    """Mean per channel, for pixels in [0, 1]; None: the published one, or that of the training images."""
-    std: tuple[float, float, float] | None = None
-    """Standard deviation per channel, likewise; both or none."""
-    auto_augment: Literal["imagenet", "cifar10"] = "imagenet"
-    """Data set on which the sub-policies of auto were found; the paper has imagenet for small images, too."""
-
-
-@dataclass(frozen=True)
-class MollifyConfig:
-    """Mollification of the training images and labels."""
-
-    enabled: Annotated[bool, tyro.conf.arg(aliases=["--mollify"])] = True
-    """Mollify; off, the targets are the class numbers."""
-    roles: tuple[float, ...] = (1.0, 1.0, 1.0)
-    """Weights of the roles clean, noise, blur (and, optionally, pure noise)."""
-    beta: tuple[float, float] = (1.0, 2.0)
-    """Parameters (a, b) of the Beta distribution of temperatures."""
-    k_noise: float = 1.0
-    """Exponent of the label decay of noised images."""
-    k_blur: float = 1.0
-    """Exponent of the label decay of blurred images."""
-    sigma_min: float = 0.3
-    """Blur scale at temperature 0, pixels."""
-    sigma_max: float | None = None
-    """Blur scale at temperature 1, pixels; None: the image width."""
-    kind: Literal["smooth", "temper", "none"] = "smooth"
-    """Move label mass to the uniform distribution (smooth), take it away (temper), or leave labels alone (none)."""
-    backend: Literal["auto", "torch", "triton", "cupy"] = "auto"
-    """Code that does it; auto: the fastest on this machine. All draw the same."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The network."""
-
-    name: Annotated[str, tyro.conf.arg(aliases=["--net"])] = "resnet50"
-    """A network that fastmoll.create_model knows: those of the paper for small images, and all classifiers of
-    torchvision.models."""
-    weights: str | None = None
-    """Weights to start from: a torchvision name (IMAGENET1K_V1), a file (a state dict or a checkpoint of this trainer)
-    or None. The head is fresh where the number of classes differs."""
-    compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
-    """Compile the training forward pass, loss and backward pass with torch.compile."""
-    channels_last: bool = True
-    """Keep activations and weights in channels-last memory order."""
-    ema: float | None = None
-    """Decay per step of an exponential moving average of the weights, which is then what is evaluated; None: none.
-    Step n uses min(ema, (1 + n) / (10 + n)), so that a short run is not held at its first weights."""
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """Stochastic gradient descent, cosine schedule."""
-
-    epochs: int = 10
-    """Passes over the training images."""
-    lr: float = 0.01
-    """Peak learning rate."""
-    lr_batch: int | None = None
-    """Images per step that lr is meant for: it is scaled linearly to the true number. None: lr is used as it is."""
-    momentum: float = 0.9
-    """Momentum."""
-    nesterov: bool = False
-    """Nesterov's form of momentum."""
-    weight_decay: float = 5e-4
-    """L2 weight decay, on all parameters."""
-    warmup_epochs: float = 0.0
-    """Epochs of linear warm-up, part of epochs; the cosine to 0 takes the rest."""
-    accumulate: int = 1
-    """Forward passes per step; what is left over at the end of an epoch makes a smaller last step."""
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """The run: where, how, and how often it reports."""
-
-    output: Path | None = None
-    """Folder of logs, checkpoints and results; None: runs/<recipe or data and network>-<date>-<time>."""
-    resume: Annotated[bool, tyro.conf.arg(aliases=["--resume"])] = False
-    """Go on from output/checkpoint.pt."""
-    evaluate: Annotated[bool, tyro.conf.arg(aliases=["--evaluate"])] = False
-    """Only evaluate model.weights on the validation images."""
-    resident: Annotated[bool, tyro.conf.arg(aliases=["--resident"])] = False
-    """Train on one batch kept on the device, to measure the trainer without the loader; no checkpoints."""
-    max_steps: int | None = None
-    """Stop after this many steps, the schedule unchanged; --run.resume with a larger number, or none, goes on."""
-    checkpoint_every: int = 1000
-    """Steps between checkpoints, each with a line of the log; there is one at each epoch's end too."""
-    validate_every: int = 1
-    """Epochs between validations; 0: only at the end."""
-    log_every: int = 50
-    """Steps between lines of the log."""
-    seed: int = 0
-    """Seed of weights, order of images, augmentations and mollification."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto: a GPU where there is one."""
-    amp: Literal["auto", "bf16", "off"] = "auto"
-    """Mixed precision; auto: bfloat16 on a GPU, off on the CPU."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """All settings of a run, whatever its images are."""
-
-    data: DataConfig = field(default_factory=DataConfig)
-    mollify: MollifyConfig = field(default_factory=MollifyConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    run: RunConfig = field(default_factory=RunConfig)
-
-    @property
-    def title(self) -> str:
-        """What its folder is called by default, before the date."""
-        raise NotImplementedError
-
-    def plain(self) -> dict[str, Any]:
-        """The settings as nested dicts of strings, numbers and lists, for JSON and for checkpoints."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-
-@dataclass(frozen=True)
-class ImageNetConfig(Config):
-    """All settings of a run on images in folders."""
-
-    data: FolderConfig = field(default_factory=FolderConfig)
-    recipe: Literal["finetune", "scratch", "sample"] = "finetune"
-    """Set of defaults for everything else. Left out: finetune, or sample where DATA is left out too. The defaults
-    shown here are those of the recipe given beside --help."""
-
-    @property
-    def title(self) -> str:
-        """The recipe."""
-        return self.recipe
-
-
-@dataclass(frozen=True)
-class SmallConfig(Config):
-    """All settings of a run on small images."""
-
-    data: SmallDataConfig = field(default_factory=SmallDataConfig)
-
-    @property
-    def title(self) -> str:
-        """Data, network, augmentation, and whether it is mollified."""
-        parts = [Path(self.data.name).resolve().name, self.model.name, self.data.augment]
-        return "-".join([*parts, "mollify"] if self.mollify.enabled else parts)
-
-
-Kind = TypeVar("Kind", bound=Config)
+from fastmoll.train.settings import (
+    Config,
+    FolderConfig,
+    ImageNetConfig,
+    Kind,
+    ModelConfig,
+    MollifyConfig,
+    OptimConfig,
+    RunConfig,
+    SmallConfig,
+    SmallDataConfig,
+)
 
 RECIPES: dict[str, ImageNetConfig] = {
     # The paper's ImageNet recipe (section "Results on ImageNet"): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD at
@@ -400,6 +220,7 @@ _FREE = {
     "data.path",
     "data.threads",
     "data.hw_decoder_load",
+    "mollify.backend",  # other code for the same draws
     "model.weights",
     "run.output",
     "run.resume",
@@ -428,14 +249,6 @@ def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
 def _require(condition: bool, option: str, value: object, wanted: str) -> None:
     if not condition:
         raise ValueError(f"--{option} must be {wanted}, got {value}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,8 +21,8 @@ from fastmoll.distributed import Process
 from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
 from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.scoring import autocast, check_count, score
-from fastmoll.train.config import Config, OptimConfig
 from fastmoll.train.logs import Meter
+from fastmoll.train.settings import Config, OptimConfig
 
 
 def learning_rate(step: int, steps_per_epoch: int, optim: OptimConfig, images_per_step: int) -> float:

@@ -24,8 +24,9 @@ from fastmoll.distributed import Process
 from fastmoll.pipelines.files import scan_folder
 from fastmoll.sample import sample_folder
 from fastmoll.scoring import image_dtype
-from fastmoll.train.config import ImageNetConfig, parse, with_data
+from fastmoll.train.config import parse, with_data
 from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up, start
+from fastmoll.train.settings import ImageNetConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,11 +19,12 @@ import fastmoll
 from fastmoll.distributed import Process, together
 from fastmoll.output import bar, lock, say, write_json
 from fastmoll.train import checkpoint
-from fastmoll.train.config import Config, Kind, SmallConfig, check, with_output
+from fastmoll.train.config import check, with_output
 from fastmoll.train.engine import Learner, evaluate
 from fastmoll.train.folder import look_for_run
 from fastmoll.train.logs import Log, Meter, table
 from fastmoll.train.resident import ResidentLoader
+from fastmoll.train.settings import Config, Kind, SmallConfig
 from fastmoll.weights import FORMAT, build_model, load_weights
 
 Loader = fastmoll.ImageNetLoader | fastmoll.SmallImageLoader
@@ -165,6 +166,10 @@ def resume(config: Config, process: Process, learner: Learner, training: Loader)
                 f"{learner.last}; choose another folder, or a larger --run.max-steps where that was the end"
             )
     say(process, f"resuming {path} after step {learner.step}")
+    backend = state["config"]["mollify"]["backend"]
+    if config.mollify.enabled and backend != config.mollify.backend:
+        now = config.mollify.backend
+        say(process, f"mollify.backend was {backend} and is now {now}: the same draws, but the last bits may differ")
 
 
 def train(
@@ -185,11 +190,14 @@ def train(
     batches = ResidentLoader(training) if config.run.resident else training
     meter = Meter(process)
     results: dict[str, float] = {}
-    # A checkpoint at the end of an epoch is taken before the validation: a run resumed there begins with it.
+    every = config.run.validate_every
     for epoch in range(max(learner.step - 1, 0) // per_epoch, config.optim.epochs):
-        train_epoch(config, process, learner, batches, meter, log, epoch, min((epoch + 1) * per_epoch, learner.last))
-        every = config.run.validate_every
-        if learner.step < learner.last and (every == 0 or (epoch + 1) % every):
+        end = min((epoch + 1) * per_epoch, learner.last)
+        validating = end == learner.last or (every > 0 and (epoch + 1) % every == 0)
+        # A checkpoint before each validation, with which a run resumed there begins; not after each epoch, since a
+        # good part of the time that a GPU needs for one would go into writing it.
+        train_epoch(config, process, learner, batches, meter, log, epoch, end, save=validating)
+        if not validating:
             continue
         with bar(validation, process, f"epoch {epoch + 1} validation", len(validation)) as progress:
             results = evaluate(learner.evaluated, progress, process, config, validation.num_samples)
@@ -216,8 +224,10 @@ def train_epoch(
     log: Log,
     epoch: int,
     end: int,
+    *,
+    save: bool,
 ) -> None:
-    """Take the steps of an epoch that are still to do, up to step ``end``.
+    """Take the steps of an epoch that are still to do, up to step ``end``, with a checkpoint there if ``save``.
 
     Raises:
         Stop: the loss or the weights are no longer finite, or the disk is full.
@@ -233,7 +243,7 @@ def train_epoch(
             learner.train_step(meter)
             progress.update()
             saving = not config.run.resident and (
-                learner.step % config.run.checkpoint_every == 0 or learner.step == end
+                learner.step % config.run.checkpoint_every == 0 or (save and learner.step == end)
             )
             if saving or learner.step % config.run.log_every == 0 or learner.step == end:
                 values = {**meter.read(), "lr": lr}

@@ -24,8 +24,9 @@ from fastmoll.distributed import Process
 from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.scoring import image_dtype
 from fastmoll.small_loader import SmallImageLoader
-from fastmoll.train.config import SmallConfig, parse_small, with_standardisation
+from fastmoll.train.config import parse_small, with_standardisation
 from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up, start
+from fastmoll.train.settings import SmallConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:

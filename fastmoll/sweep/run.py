@@ -208,7 +208,8 @@ class _Sweep:
             self.done += 1
             return
         gpu = self.free.popleft()
-        environment = {**os.environ}
+        # A trainer that finds itself to be one of several processes waits for the others.
+        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
             # Else every trainer would start a thread on each core, as often as there are GPUs.
