@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fastmoll.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fastmoll.kernels.checks import installed
+from fastmoll.pipelines.corrupted import check_cells
 from fastmoll.sample import PHOTOGRAPHS
 
 SIZE = 224
@@ -50,6 +51,7 @@ class Settings:
     """Where: cuda or cpu; the peer knows CPUs only."""
 
     def __post_init__(self) -> None:
+        check_cells(self.corruptions, self.severities)
         for name in ("rounds", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fastmoll.report.pairs import in_order
+from fastmoll.report.read import read_run
+from fastmoll.report.runs import Group, group_seeds
+from fastmoll.report.table import Number, Table, Value
 
 NAMES = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -58,6 +63,7 @@ def fake_result(
     settings: dict[str, Any] | None = None,
     source: str = "generated",
     frost: str | None = "made",
+    place: str | None = None,
     count: int = 400,
     shift: float = 0.0,
 ) -> dict[str, Any]:
@@ -79,6 +85,7 @@ def fake_result(
         "format": 1,
         "source": source,
         "frost": frost if source == "generated" else None,
+        "set": place,
         "data": data,
         "size": size,
         "num_classes": num_classes,
@@ -99,7 +106,7 @@ def fake_result(
 
 def write_run(folder: Path, result: dict[str, Any]) -> Path:
     """Write a result where an evaluation puts it, below a run's folder; returns that folder."""
-    out = folder / f"robustness-{result['source']}"
+    out = folder / "-".join(filter(None, ("robustness", result["source"], result["set"])))
     out.mkdir(parents=True, exist_ok=True)
     (out / "robustness.json").write_text(json.dumps(result))
     return folder
@@ -122,3 +129,32 @@ def fake_runs(
         for mollify in (False, True)
         for seed in seeds
     ]
+
+
+def groups_of(root: Path, *values: dict[str, Any]) -> list[Group]:
+    """The groups of small runs, one of each of these values."""
+    paths = [write_run(root / str(n), fake_result(**{"count": 40, **x})) for n, x in enumerate(values)]
+    return in_order(group_seeds(map(read_run, paths)))
+
+
+def several_groups(root: Path) -> list[Group]:
+    """Two augmentations on generated and one on official images, with and without mollification, over seeds."""
+    paths = [*fake_runs(root / "a"), *fake_runs(root / "b", source="official", augments=("fcr",), seeds=(0, 1, 2))]
+    return in_order(group_seeds(map(read_run, paths)))
+
+
+def rows_of(table: Table) -> list[dict[str, Value]]:
+    """The cells of each row by the heads of their columns."""
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def number(value: Value) -> Number:
+    """A cell that is a figure."""
+    assert isinstance(value, Number)
+    return value
+
+
+def find(tables: Sequence[Table], title: str) -> Table:
+    """The table of that title."""
+    (table,) = [table for table in tables if table.title == title]
+    return table

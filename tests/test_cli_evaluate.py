@@ -6,26 +6,21 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from processes import CONTEXT
+from evaluations import SOME, cells, fails, finish, run, start, write_data, write_official
 
-from fastmoll.cli.main import main
-from fastmoll.corruptions import CORRUPTIONS, corrupt
+from fastmoll.corruptions import corrupt
 from fastmoll.output import lock
 from fastmoll.pipelines.small import read_small
 from fastmoll.report.read import read_run
 from fastmoll.robustness.loader import CorruptedLoader
-from fastmoll.robustness.stored_images import StoredImages
 from fastmoll.scoring import evaluate
 from fastmoll.train.small_images import main as train
 from fastmoll.weights import build_model, load_weights
@@ -33,35 +28,14 @@ from fastmoll.weights import build_model, load_weights
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def run(*arguments: object) -> int:
-    """The command in this process; its exit status."""
-    return main(["evaluate", *map(str, arguments)])
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of noise around a colour, 16 pixels: 30 training images, 24 for validation."""
-    root = tmp_path_factory.mktemp("data")
-    generator = np.random.default_rng(0)
-    for split, count in {"train": 30, "val": 24}.items():
-        labels = np.arange(count) % 3
-        images = generator.integers(0, 120, (count, 16, 16, 3), dtype=np.uint8)
-        images[np.arange(count), :, :, labels] += 100
-        np.save(root / f"{split}.npy", images)
-        np.save(root / f"{split}_labels.npy", labels)
-    return root
+    return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    """A set in the layout of CIFAR-C: brighter with the severity, by another amount for each corruption."""
-    root = tmp_path_factory.mktemp("official")
-    images = np.load(data / "val.npy").astype(np.int64)
-    for number, name in enumerate(CORRUPTIONS):
-        levels = [np.clip(images + (5 + number) * severity, 0, 255).astype(np.uint8) for severity in range(1, 6)]
-        np.save(root / f"{name}.npy", np.concatenate(levels))
-    np.save(root / "labels.npy", np.tile(np.load(data / "val_labels.npy"), 5))
-    return root
+    return write_official(tmp_path_factory.mktemp("official"), data)
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +59,6 @@ def network(folder: Path) -> torch.nn.Module:
     model = build_model("shufflenet_v2_x0_5", 3, 16, small_stem=None)
     load_weights(model, "shufflenet_v2_x0_5", str(folder / "checkpoint.pt"))
     return model
-
-
-def cells(out: Path) -> dict[str, dict[str, Any]]:
-    """The figures of each cell that is done."""
-    found = {path.stem: json.loads(path.read_text()) for path in (out / "cells").iterdir()}
-    for name, content in found.items():
-        corruption, severity = content.pop("corruption"), content.pop("severity")
-        assert name == ("clean" if corruption is None else f"{corruption}-{severity}") and content.pop("images")
-    return found
 
 
 def test_an_official_set_is_evaluated_and_its_results_say_of_what(
@@ -120,7 +85,7 @@ def test_an_official_set_is_evaluated_and_its_results_say_of_what(
     assert found.cells["fog"][3].nll == pytest.approx(theirs["nll"], rel=1e-4)
     validation = json.loads((mine / "result.json").read_text())
     assert found.clean.error == pytest.approx(100 * validation["validation"]["error"])
-    added = {"error": found.corrupted["error"] / 100, "source": "official"}
+    added = {"error": found.corrupted["error"] / 100, "source": "official", "set": official.name}
     assert validation["corrupted"] == pytest.approx(added)
 
     # Nothing is done a second time.
@@ -134,10 +99,6 @@ def test_an_official_set_is_evaluated_and_its_results_say_of_what(
     assert run(*arguments) == 0
     reason = "the run was validated on 7 images, not on 24"
     assert f"the corrupted error was not added to {mine / 'result.json'}: {reason}\n" in capsys.readouterr().out
-
-
-DALI = "error: decoding needs NVIDIA DALI: pip install 'fastmoll[cu12]', or fastmoll[cu13] for CUDA 13\n"
-SOME = ["--corruptions", "fog", "gaussian_noise", "--severities", "2", "5", "--device", "cpu"]
 
 
 def test_generated_images_are_those_of_corrupt_and_some_cells_can_be_asked_for(
@@ -169,151 +130,6 @@ def test_generated_images_are_those_of_corrupt_and_some_cells_can_be_asked_for(
     (out / "cells" / "fog-2.json").unlink()
     assert finish(start(2, "--rescore", out), 60) == [0, 0]
     assert (out / "cells" / "fog-2.json").exists()
-
-
-OWN = """
-import torch
-
-
-def tiny(num_classes=5):
-    torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, num_classes))
-
-
-def other(num_classes=5):
-    return torch.nn.Sequential(*tiny(num_classes), torch.nn.Softplus())
-
-
-def two():
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 2))
-"""
-
-
-def test_some_outputs_of_a_network_of_ones_own_are_compared(
-    tmp_path: Path, data: Path, official: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "nets.py").write_text(OWN)
-    (tmp_path / "names.txt").write_text("9\n2\n0\n7\n1\n")
-    net = f"{tmp_path / 'nets.py'}:tiny"
-    scale = ["--mean", 0.5, 0.4, 0.3, "--std", 0.2, 0.2, 0.2]
-    some = ["--corruptions", "fog", "--severities", 2]
-    out = ["--data", data, *scale, *some, "--device", "cpu", "--out", tmp_path / "out"]
-    listed = [f"python:{net}", "--classes", tmp_path / "names.txt", *out]
-    assert run(*listed, "--corrupted", f"official:{official}") == 0
-    assert "3 classes of 5, 2 cells; standardised by (0.5, 0.4, 0.3) and (0.2, 0.2, 0.2)" in capsys.readouterr().out
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert (settings["header"]["outputs"], settings["header"]["num_classes"]) == (5, 3)
-    assert settings["header"]["net"] == "nets.py:tiny"
-
-    torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 5))
-    images = torch.from_numpy(np.load(official / "fog.npy")[24:48]).permute(0, 3, 1, 2) / 255
-    images = (images - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / 0.2
-    logits = model(images)[:, [2, 4, 1]].detach()
-    theirs = evaluate(torch.nn.Identity(), [(logits, torch.from_numpy(np.load(data / "val_labels.npy")))])
-    ours = cells(tmp_path / "out")["fog-2"]
-    assert ours["error"] == theirs["error"] and ours["nll"] == pytest.approx(theirs["nll"], rel=1e-5)
-
-    # Its weights in a file, and the same function, are the same evaluation; others are not.
-    torch.save(model.state_dict(), tmp_path / "w.pt")
-    again = ["--corrupted", f"official:{official}", *out]
-    message = fails(capsys, tmp_path / "w.pt", "--net", net, *again)
-    assert "w.pt gives 5 logits" in message and "has 3 classes" in message and "evaluate --classes FILE" in message
-    assert run(tmp_path / "w.pt", "--net", net, "--classes", tmp_path / "names.txt", *again) == 0
-    assert "2 of 2 cells are done already" in capsys.readouterr().out
-    message = fails(capsys, f"python:{tmp_path / 'nets.py'}:other", *listed[1:], "--corrupted", f"official:{official}")
-    assert re.search(r"with another network: it was nets\.py:tiny \(.*\) and is now nets\.py:other \(", message)
-    (tmp_path / "nets.py").write_text(OWN + "# Another file.\n")
-    message = fails(capsys, *listed, "--corrupted", f"official:{official}")
-    assert re.search(r"another network: it was nets\.py:tiny \(digest of its file \w+\) and is now nets\.py:t", message)
-    (tmp_path / "nets.py").write_text(OWN)
-    (tmp_path / "names.txt").write_text("9\n0\n2\n7\n1\n")
-    message = fails(capsys, *listed, "--corrupted", f"official:{official}")
-    assert re.search(r"with another choice of outputs: it was 3 of 5 \(digest \w+\) and is now 3 of 5", message)
-    (tmp_path / "names.txt").write_text("9\n2\n7\n1\n")
-    assert "names.txt has no '0', a class of the data; its first is '9'" in fails(capsys, *listed)
-    two = f"{tmp_path / 'nets.py'}:two"
-    (tmp_path / "names.txt").write_text("9\n2\n0\n7\n1\n")
-    message = fails(capsys, tmp_path / "w.pt", "--net", two, "--classes", tmp_path / "names.txt", *again)
-    assert "does not fit nets.py:two" in message and "--classes" not in message  # which is given
-    message = fails(capsys, f"python:{tmp_path / 'nets.py'}:two", *out)
-    assert re.search(r"two gives 2 logits, but .*val\.npy has 3 classes$", message)
-
-
-def test_what_a_folder_of_photographs_leaves_open_must_be_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        Image.new("RGB", (120, 110), (len(name), 90, 200)).save(tmp_path / "photos" / name / "1.png")
-    (tmp_path / "nets.py").write_text(OWN)
-    arguments = [f"python:{tmp_path / 'nets.py'}:tiny", "--data", tmp_path / "photos", "--device", "cpu"]
-    message = fails(capsys, *arguments)
-    assert re.search(r"--size must be given: neither python:\S+:tiny nor \S+photos says how many pixels", message)
-    assert "tiny can't take images of 32 x 32 pixels: RuntimeError" in fails(capsys, *arguments, "--size", "32")
-    message = fails(capsys, *arguments, "--split", "test")
-    assert re.search(r"split: \S+photos has no folder 'test', only cat, dog$", message)
-
-
-@pytest.mark.parametrize("limit", [7, 8])
-def test_that_many_files_are_looked_at_is_said_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
-    def stop(images: object) -> str:
-        raise ValueError("stopped")
-
-    monkeypatch.setattr("fastmoll.cli.evaluation._MANY_FILES", limit)
-    monkeypatch.setattr(StoredImages, "fingerprint", property(stop))
-    for number in range(8):
-        picture = Image.new("RGB", (120, 120), (10 * number, 90, 200))
-        for place in ("photos", "set/fog/1", "set/fog/2"):
-            path = tmp_path / place / f"class{number % 2}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            picture.resize((120 if place == "photos" else 16,) * 2).save(path)
-    (tmp_path / "nets.py").write_text(OWN)
-    net = [f"python:{tmp_path / 'nets.py'}:two", "--out", tmp_path / "out", "--device", "cpu"]
-    for data, images, count in (
-        ("photos", ["--size", 16, "--corrupted", "generated"], 8),
-        ("photos", ["--corrupted", f"official:{tmp_path / 'set'}", "--severities", 1, 2, "--corruptions", "fog"], 24),
-        ("set/fog/1", ["--corrupted", f"official:{tmp_path / 'set'}", "--severities", 1, "--corruptions", "fog"], 8),
-    ):
-        assert run(*net, "--data", tmp_path / data, *images, "--mean", 0, 0, 0, "--std", 1, 1, 1) == 2
-        captured = capsys.readouterr()
-        assert captured.err == "error: stopped\n"
-        assert (f"looking at {count} files" in captured.out) == (count > limit)
-
-
-def rank_main(rank: int, world_size: int, port: int, arguments: list[str]) -> None:
-    torch.set_num_threads(1)
-    if world_size > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with open(os.devnull, "w") as sink, redirect_stdout(sink), redirect_stderr(sink):
-        code = run(*arguments)
-    sys.exit(code)
-
-
-def start(world_size: int, *arguments: object) -> list[Any]:
-    """The processes of an evaluation, as torchrun would start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    texts = [str(argument) for argument in arguments]
-    ranks: list[Any] = [
-        CONTEXT.Process(target=rank_main, args=(rank, world_size, port, texts)) for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    return ranks
-
-
-def finish(ranks: list[Any], timeout: float = 200) -> list[int]:
-    for process in ranks:
-        process.join(timeout=timeout)
-    codes = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()
-    return codes
 
 
 def test_a_killed_evaluation_of_three_processes_ends_with_the_figures_of_one(
@@ -364,14 +180,6 @@ def test_an_error_on_the_way_is_one_line_and_keeps_what_is_done(
     monkeypatch.undo()
     assert run(*arguments) == 0
     assert "3 of 5 cells are done already" in capsys.readouterr().out
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line of an error of input."""
-    assert run(*arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
-    assert len(lines) == 1 and lines[0].startswith("error: "), lines
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -501,36 +309,18 @@ def test_rescoring_without_pyarrow_changes_nothing(
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
-def test_files_without_dali_are_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    for name in ("photos/cat", "photos/dog", "set/fog/1/cat", "set/fog/1/dog"):
-        (tmp_path / name).mkdir(parents=True)
-        Image.new("RGB", (32, 32) if name.startswith("set") else (120, 110)).save(tmp_path / name / "1.png")
-    (tmp_path / "nets.py").write_text(OWN)
-    network = [f"python:{tmp_path / 'nets.py'}:two", "--mean", 0, 0, 0, "--std", 1, 1, 1, "--device", "cpu"]
-    for data in (
-        ["--data", tmp_path / "photos", "--size", 16],
-        ["--data", tmp_path / "set/fog/1", "--corrupted", f"official:{tmp_path / 'set'}", "--corruptions", "fog"],
-    ):
-        assert run(*network, *data, "--out", tmp_path / "new", "--severities", 1) == 2
-        assert capsys.readouterr() == ("", DALI)
-        assert not (tmp_path / "new").exists()
-
-
 def test_a_set_of_fastmoll_corrupt_is_kept_apart_from_images_made_on_the_way(
     tmp_path: Path, mine: Path, official: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(mine, *SOME) == 0
     place = Path(shutil.copytree(official, tmp_path / "set"))
     (place / "corrupted.json").write_text(json.dumps({"frost": "made"}))
     assert run(mine, "--corrupted", f"official:{place}", "--device", "cpu") == 0
     printed = capsys.readouterr().out
+    assert run(mine, *SOME) == 0
     found = read_run(mine)
-    assert found.path == mine / "robustness-official" / "robustness.json" and str(found.path) in printed
-    assert (found.source, found.frost) == ("generated", "made")
-    assert len(cells(mine / "robustness-generated")) == 5 and len(cells(mine / "robustness-official")) == 76
+    assert found.path == mine / "robustness-generated-set" / "robustness.json" and str(found.path) in printed
+    assert (found.source, found.frost, found.place) == ("generated", "made", "set")
+    assert len(cells(mine / "robustness-generated")) == 5 and len(cells(found.path.parent)) == 76
 
 
 def test_a_folder_in_use_or_of_another_evaluation_is_refused(

@@ -196,6 +196,13 @@ def test_other_counts_and_sizes_are_named(folders: Path) -> None:
     refused(folders, r"fog/2 has class folders without an image: 'n01484850'")
 
 
+def test_images_that_are_no_squares_are_refused(tmp_path: Path) -> None:
+    place = tmp_path / "fog" / "1" / "cat"
+    place.mkdir(parents=True)
+    Image.new("RGB", (32, 24)).save(place / "1.JPEG", "JPEG")
+    refused(tmp_path, "has images of 24 x 32 pixels, but networks take squares", corruptions=["fog"], severities=[1])
+
+
 def test_classes_other_than_the_networks_are_named(folders: Path, arrays: Path) -> None:
     refused(folders, r"3 classes instead of 2: 1 extra \(n01484850\)", classes=CLASSES[:2])
     refused(folders, r"3 classes instead of 4: 1 missing \(zebra\)", classes=[*CLASSES, "zebra"])

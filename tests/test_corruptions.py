@@ -53,6 +53,21 @@ def test_a_picture_depends_on_its_sample_alone(name: str, images: Tensor) -> Non
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
+def test_how_pictures_lie_in_memory_is_not_seen(name: str, images: Tensor) -> None:
+    index = torch.tensor([[7, 0], [2**40, 0]])[:, 0]  # not contiguous either
+    views = {
+        "part of an array": images[:2, :, 3:36, 7:54],  # 33 x 47 pixels
+        "every second": images[::5, :, ::2, 1::2],
+        "turned": images[:2, :, :20].transpose(2, 3),
+        "height, width, channel": images[:2, :, :20].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+        "one channel thrice": images[:2, :1, :20].expand(-1, 3, -1, -1),
+    }
+    for what, view in views.items():
+        plain = corrupt(view.contiguous().clone(), name, 4, index=index.clone())
+        assert torch.equal(corrupt(view, name, 4, index=index), plain), what
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
 def test_seed_sample_and_severity_decide_what_is_drawn(name: str, images: Tensor) -> None:
     same = images[:1].expand(2, -1, -1, -1)
     first, second = corrupt(same, name, 4, seed=1, index=torch.tensor([0, 1]))

@@ -13,10 +13,11 @@ from fake_runs import fake_runs
 
 from fastmoll.report.figures import all_figures
 from fastmoll.report.page import write_page
+from fastmoll.report.pairs import in_order
 from fastmoll.report.read import read_run
 from fastmoll.report.runs import group_seeds
 from fastmoll.report.table import Number, Table
-from fastmoll.report.tables import all_tables, in_order
+from fastmoll.report.tables import all_tables
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here: apt-get install chromium")

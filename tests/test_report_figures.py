@@ -17,13 +17,12 @@ from fake_runs import NAMES, fake_result, fake_runs, write_run
 from PIL import Image
 
 from fastmoll.report import figures as report_figures
-from fastmoll.report import figures_method as method
 from fastmoll.report import figures_runs as of_runs
 from fastmoll.report.figures import all_figures
 from fastmoll.report.figures_ablations import ablations, find_sweeps
 from fastmoll.report.read import read_run
 from fastmoll.report.runs import Group, group_seeds
-from fastmoll.report.style import plain, style, write
+from fastmoll.report.style import NothingToShowError, plain, style
 
 pytest.importorskip("matplotlib")
 
@@ -340,23 +339,24 @@ def test_many_runs_are_split_by_network_and_what_is_left_out_is_said(
     assert ["2 more runs are left out" in caption for caption in severity.values()] == [True, False]
 
 
-def test_the_same_figure_is_the_same_file(results: list[Path], tmp_path: Path) -> None:
-    lines = lines_of(results[:4])
-    for name, draw in (("severity", lambda: of_runs.error_severity(lines)), ("labels", method.dirichlet_triangles)):
-        with style():
-            first, second = (write(draw()[0], tmp_path, f"{name}{number}") for number in range(2))
-        assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+def test_networks_of_few_runs_share_a_figure_where_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [{"net": f"net{number:02}", "mollify": x} for number in range(10) for x in (False, True)]
+    paths = [write_run(tmp_path / str(n), fake_result(count=40, **x)) for n, x in enumerate(values)]
+    drawn: list[list[str]] = []
 
+    def draw(lines: Sequence[of_runs.Line]) -> Any:
+        drawn.append([line.group.run.net for line in lines])
+        raise NothingToShowError("nothing")
 
-def test_drawing_leaves_the_users_matplotlib_as_it_was(results: list[Path], tmp_path: Path) -> None:
-    import matplotlib as mpl
-
-    with mpl.rc_context({"font.size": 33.0, "axes.grid": True, "svg.fonttype": "none"}):
-        before = dict(mpl.rcParams)
-        with style():
-            assert mpl.rcParams["font.size"] != 33.0
-            of_runs.error_severity(lines_of(results[:2]))
-        assert dict(mpl.rcParams) == before
+    monkeypatch.setattr(report_figures, "_OF_RUNS", {"error_severity": ("Error", draw)})
+    figures = all_figures(groups_of(paths), tmp_path / "out")
+    nets = [f"net{number:02}" for number in range(10) for _ in range(2)]
+    assert drawn == [nets[:8], nets[8:16], nets[16:]]
+    of_one = [figure for figure in figures if figure.name.startswith("error_severity")]
+    assert of_one[0].title == "Error: cifar10, 4 networks, net00 to net03, generated (frost: made) corruptions"
+    assert len({figure.name for figure in of_one}) == 3
 
 
 def test_importing_the_figures_loads_no_matplotlib() -> None:

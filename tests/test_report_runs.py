@@ -13,9 +13,9 @@ import pytest
 from fake_runs import NAMES, fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS
-from fastmoll.report.labels import labels
+from fastmoll.report.labels import explain_images, labels
 from fastmoll.report.read import find_runs, find_unfinished, read_run
-from fastmoll.report.runs import Group, group_seeds
+from fastmoll.report.runs import Group, RunResult, group_seeds, image_set
 
 
 def write(folder: Path, **values: Any) -> Path:
@@ -250,6 +250,33 @@ def test_official_and_generated_are_never_averaged(tmp_path: Path) -> None:
             Group((generated, other))
     with pytest.raises(ValueError, match="differ in more than their seed"):
         Group((generated, read_run(write(tmp_path / "d", seed=1, augment="fcr"))))
+
+
+def test_a_run_evaluated_on_several_sets_is_one_row_for_each(tmp_path: Path) -> None:
+    def read(name: str, **values: Any) -> RunResult:
+        return read_run(write(tmp_path / name, **values))
+
+    own, other = ({"source": "official", "place": place} for place in ("CIFAR-10-C", "CIFAR-10-C-bar"))
+    written = [read("written", seed=0, place="mine"), read("made", seed=0), read("made 1", seed=1)]
+    named = [read(f"named {seed}", seed=seed, **own) for seed in (0, 1)]
+    groups = group_seeds([*named, *written, read("other", seed=0, **other)])
+    assert [(image_set(group.run), len(group.runs)) for group in groups] == [
+        ("official (set: CIFAR-10-C)", 2),
+        ("generated (frost: made; set: mine)", 1),
+        ("generated (frost: made)", 2),
+        ("official (set: CIFAR-10-C-bar)", 1),
+    ]
+    assert "without the name of a set were made on the way" in explain_images(groups)
+    # Names that tell nothing apart are left out, and an official set of unknown name is the only one there is.
+    older = read("older", seed=2, source="official")
+    assert [(image_set(x.run), len(x.runs)) for x in group_seeds([*named, older])] == [("official", 3)]
+    assert [image_set(x.run) for x in group_seeds(written[:1])] == ["generated (frost: made)"]
+    assert "on the way" not in explain_images(group_seeds(written[1:]))
+    content = fake_result(count=40)
+    del content["set"]  # an evaluation of an earlier version
+    path = tmp_path / "robustness.json"
+    path.write_text(json.dumps(content))
+    assert read_run(path).place is None
 
 
 def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:

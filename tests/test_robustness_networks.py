@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 import os
@@ -135,21 +136,53 @@ def test_a_function_is_told_from_one_whose_file_has_changed(code: Path, monkeypa
         return describe_function(*find_function(f"{code}:{name}", "--net"))
 
     code.write_text(code.read_text() + "\nimport functools\npart = functools.partial(fixed)\nmade = Maker()\n")
-    code.write_text(code.read_text() + "kept = functools.lru_cache(fixed)\nfrom helper_of_mine import *\n")
-    code.with_name("helper_of_mine.py").write_text("WIDTH = 5\n\n\ndef theirs():\n    pass\n")
+    code.write_text(code.read_text() + "kept = functools.lru_cache(fixed)\n")
     names = ["Net", "fixed", "part", "kept", "made"]
     before = {name: described(name) for name in names}
-    assert all(re.fullmatch(rf"nets_of_mine\.py:{name} \(digest of its file \w+\)", before[name]) for name in names)
+    assert all(re.fullmatch(rf"nets_of_mine\.py:{name} \(digest of its 2 files \w+\)", before[name]) for name in names)
     assert len({text.partition(" ")[2] for text in before.values()}) == 1
-    theirs = described("theirs").partition(" ")[2]
-    assert theirs and theirs not in before["fixed"]
     code.write_text(code.read_text().replace("Linear(3, 7)", "Linear(3, 8)"))
-    assert all(described(name) != before[name] for name in names)
-    assert described("theirs").endswith(theirs)  # its own file has not changed
+    after = {name: described(name) for name in names}
+    assert all(after[name] != before[name] for name in names)
     assert describe_function("math:sqrt", math.sqrt) == "math:sqrt"
     typed: dict[str, Any] = {}
     exec("def f(): pass", typed)
     assert describe_function("f", typed["f"]) == "f"
+
+
+def test_a_function_is_told_from_one_whose_imports_have_changed(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = "def lazy():\n    import below_of_mine.deep\n\n    return fixed()\n"
+    code.write_text(code.read_text() + lazy)
+    below = code.parent / "below_of_mine"
+    for file in (below / "deep.py", below / "__init__.py", code.parent / "unused.py"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("A = 1\n")
+    place = code.parent / "venv" / "lib" / "site-packages"
+    place.mkdir(parents=True)
+    (place / "installed_of_mine.py").write_text("")
+    monkeypatch.syspath_prepend(str(place))
+    for name in ("below_of_mine", "below_of_mine.deep", "installed_of_mine"):
+        monkeypatch.setitem(sys.modules, name, sys)  # so that they are gone afterwards
+        del sys.modules[name]
+    importlib.import_module("installed_of_mine")
+    function = find_function(f"{code}:lazy", "--net")[1]
+    helper = code.with_name("helper_of_mine.py")
+    assert "digest of its 2 files" in describe_function("lazy", function)
+    call_function(function, "lazy", 3, "--net")  # which imports more
+    before = describe_function("lazy", function)
+    assert "digest of its 4 files" in before
+    for file, counts in ((helper, True), (below / "deep.py", True), (code.parent / "unused.py", False)):
+        text = file.read_text()
+        file.write_text(text + "# changed\n")
+        assert (describe_function("lazy", function) != before) == counts, file
+        file.write_text(text)
+    assert describe_function("lazy", function) == before
+    # Of what imports nothing beside it, the digest is of its bytes, as it has always been.
+    alone = code.parent / "alone" / "net.py"
+    alone.parent.mkdir()
+    alone.write_text("def f():\n    pass\n")
+    digest = hashlib.blake2b(alone.read_bytes(), digest_size=8).hexdigest()
+    assert describe_function(*find_function(f"{alone}:f", "--net")) == f"net.py:f (digest of its file {digest})"
 
 
 def test_code_that_fails_or_gives_no_network_is_named(code: Path, tmp_path: Path) -> None:

@@ -137,6 +137,20 @@ def test_predictions_are_there_if_whole_and_of_that_cell(tmp_path: Path) -> None
     assert not has_predictions(path, "this", "fog-1", 2, 3)
 
 
+def test_damage_anywhere_in_a_file_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    write_predictions(path, [some(list(range(300)))], "this", "fog-1")
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    assert has_predictions(path, "this", "fog-1", 300, 3)
+    for place in range(footer // 20, footer, footer // 20):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        parquet.read_metadata(path)  # the footer is whole
+        assert not has_predictions(path, "this", "fog-1", 300, 3), place
+        with pytest.raises(ValueError, match=r"p\.parquet is damaged: "):
+            list(read_predictions(path, "this", "fog-1"))
+
+
 def test_a_folder_whose_name_is_no_utf8_is_one_like_others(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()

@@ -50,8 +50,9 @@ def add(commands: Any) -> None:
         type=Path,
         default=argparse.SUPPRESS,
         metavar="DIR",
-        help="folder of the results (default: beside the checkpoint, robustness-official with --corrupted "
-        "official:PATH, else robustness-generated)",
+        help="folder of the results (default: beside the checkpoint: robustness-official, or, where that holds another "
+        "set, with the name of the set's folder behind it; robustness-generated for images made on the way, with that "
+        "name for a set that fastmoll corrupt wrote)",
     )
     evaluate.add_argument(
         "--net",

@@ -278,6 +278,7 @@ def _results(
     header = {
         "source": source,
         "frost": frost,
+        "set": None if corrupted is None else corrupted.root.resolve().name,
         "data": "imagenet" if is_imagenet(clean.classes) else clean.name,
         "size": clean.size,
         "num_classes": len(clean.classes),
@@ -306,15 +307,19 @@ def _results(
     if network.kept is not None:
         fingerprint["choice of outputs"] = describe_outputs(network.kept, network.outputs)
     digests = {} if corrupted is None else cell_digests(corrupted)
-    return Results(
-        # A set that fastmoll corrupt wrote is not the images that are made on the way: those of files have JPEG's loss.
-        getattr(args, "out", checkpoint.folder / f"robustness-{'generated' if corrupted is None else 'official'}"),
+    usual = checkpoint.folder / f"robustness-{source}"
+    results = Results(
+        getattr(args, "out", usual),
         header,
         fingerprint,
         environment(process),
         {cell_name(cell): content for cell, content in digests.items()},
         of_files=images.of_files,
     )
+    # A set that fastmoll corrupt wrote is not the images that are made on the way: those of files have JPEG's loss.
+    if corrupted is not None and (corrupted.source == "generated" or results.is_of_another_set(usual)):
+        results.out = getattr(args, "out", usual.with_name(f"{usual.name}-{header['set']}"))
+    return results
 
 
 def _same_model(process: Process, network: _Network) -> nn.Module:

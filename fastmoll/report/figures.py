@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from fastmoll.report import figures_method as method
 from fastmoll.report import figures_runs as of_runs
 from fastmoll.report.figures_ablations import ablations
-from fastmoll.report.labels import explain_frost, shared_settings
+from fastmoll.report.labels import explain_images, shared_settings
 from fastmoll.report.runs import Group, image_set
-from fastmoll.report.style import Figure, NothingToShowError, check_matplotlib, slug, style, write
+from fastmoll.report.style import COLOURS, Figure, NothingToShowError, check_matplotlib, slug, style, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -28,7 +28,7 @@ _OF_RUNS: Final[dict[str, tuple[str, Callable[[Sequence[of_runs.Line]], tuple[Ca
     "ablations": ("Ablations", ablations),
 }
 _WHOLE: Final = ("clean_corrupted", "ablations")
-"""Figures that stay readable with any number of runs; the others are drawn for each network where there are many."""
+"""Figures that stay readable with any number of runs; of the others there are several where there are many."""
 _MANY: Final = 10
 _MOST: Final = 16
 
@@ -65,7 +65,7 @@ def all_figures(groups: Sequence[Group], out: Path, *, images: str | Path | None
                 lines = of_runs.make_lines(part[:_MOST], groups)
                 more = f" {len(part) - _MOST} more runs are left out." if len(part) > _MOST else ""
                 shared = shared_settings(part[:_MOST])
-                more += "".join(f" {text}" for text in (explain_frost(part[:_MOST]), shared) if text)
+                more += "".join(f" {text}" for text in (explain_images(part[:_MOST]), shared) if text)
                 file = slug(name, where, source, *([net] if net else []))
                 while any(figure.name == file for figure in found):  # two names may differ in signs alone
                     file += "_2"
@@ -98,12 +98,25 @@ def _figure(out: Path, name: str, title: str, draw: Callable[[], tuple[Canvas, s
 
 
 def _parts(groups: Sequence[Group], name: str) -> list[tuple[str, list[Group]]]:
-    """One figure of all, or one a network where that would be too many for one; the recipe's runs come first."""
+    """One figure of all, or where that would be too many as many networks in one as have colours.
+
+    The recipe's runs come first.
+    """
     ordered = sorted(groups, key=lambda group: bool(group.run.settings))
     nets = list(dict.fromkeys(group.run.net for group in groups))
     if name in _WHOLE or len(groups) <= _MANY or len(nets) == 1:
         return [("", ordered)]
-    return [(net, [group for group in ordered if group.run.net == net]) for net in nets]
+    count = Counter(group.run.net for group in groups)
+    parts: list[list[str]] = [[]]
+    for net in nets:
+        if parts[-1] and sum(count[x] for x in parts[-1]) + count[net] > len(COLOURS):
+            parts.append([])
+        parts[-1].append(net)
+    return [(_names(part), [group for group in ordered if group.run.net in part]) for part in parts]
+
+
+def _names(nets: Sequence[str]) -> str:
+    return nets[0] if len(nets) == 1 else f"{len(nets)} networks, {nets[0]} to {nets[-1]}"
 
 
 def _picture_size(groups: Sequence[Group]) -> int:

@@ -12,6 +12,8 @@ import numpy as np
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
 from fastmoll.report.labels import labels, settings_text
+from fastmoll.report.pairs import difference
+from fastmoll.report.pairs import make_pairs as pair_groups
 from fastmoll.report.runs import CLEAN, Group
 from fastmoll.report.style import (
     COLOURS,
@@ -25,8 +27,6 @@ from fastmoll.report.style import (
     plain,
     words,
 )
-from fastmoll.report.tables import difference
-from fastmoll.report.tables import make_pairs as pair_groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

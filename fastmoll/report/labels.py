@@ -75,10 +75,13 @@ def augmentation(run: RunResult) -> str | None:
     return "no augmentation" if run.augment == "none" else run.augment
 
 
-def explain_frost(groups: Sequence[Group]) -> str:
-    """What ``frost: ...`` beside corrupted images means: a sentence for each that occurs; official ones need none."""
-    found = {group.run.frost for group in groups}
-    return " ".join(text for name, text in _FROST.items() if name in found)
+def explain_images(groups: Sequence[Group]) -> str:
+    """What must be said about the corrupted images: a sentence for each kind of frost; official ones need none."""
+    runs = [group.run for group in groups]
+    texts = [text for name, text in _FROST.items() if name in {run.frost for run in runs}]
+    if len({run.place is None for run in runs if run.source == "generated"}) > 1:
+        texts.append("Generated images without the name of a set were made on the way.")
+    return " ".join(texts)
 
 
 def _shared(groups: Sequence[Group]) -> dict[str, Any]:

@@ -199,6 +199,8 @@ class _Reader:
             path=self.path,
             source=source,
             frost=self.take(content, "frost", _Kind(words, lambda x: x in textures)),
+            # Evaluations of earlier versions don't say.
+            place=self.take(content, "set", _TEXT | None) if "set" in content else None,
             data=self.take(content, "data", _TEXT),
             size=self.take(content, "size", _PIXELS),
             num_classes=self.take(content, "num_classes", _COUNT),

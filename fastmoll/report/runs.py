@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +49,8 @@ class RunResult:
         path: The ``robustness.json`` it was read from.
         source: Where the corrupted images are from: ``"official"`` or ``"generated"``.
         frost: Frost's textures: ``"published"``, ``"made"``, or None for an official set.
+        place: Name of the folder of the corrupted set; None for images that were made on the way, and where it isn't
+            known or, after `group_seeds`, needed.
         data: Data set.
         size: Side of the images, in pixels.
         num_classes: Number of classes.
@@ -69,6 +71,7 @@ class RunResult:
     path: Path
     source: str
     frost: str | None
+    place: str | None
     data: str
     size: int
     num_classes: int
@@ -160,14 +163,14 @@ class Group:
 def group_seeds(runs: Iterable[RunResult]) -> list[Group]:
     """Put the runs together that differ in their seed alone, in the order in which they first come.
 
-    Official and generated images, and the two kinds of frost, make different groups: their figures are not comparable.
-    Runs that say no seed are groups of their own.
+    Official and generated images, the two kinds of frost, and sets by their folders' names make different groups: their
+    figures are not comparable. Runs that say no seed are groups of their own.
 
     Raises:
         ValueError: a run is there twice.
     """
     groups: dict[tuple[Any, ...], list[RunResult]] = {}
-    for run in runs:
+    for run in _naming_sets([*runs]):
         groups.setdefault(_key(run), []).append(run)
     return [Group(tuple(sorted(members, key=_seed))) for members in groups.values()]
 
@@ -178,8 +181,24 @@ def label_images(source: str, frost: str | None) -> str:
 
 
 def image_set(run: RunResult) -> str:
-    """`label_images` of a run."""
-    return label_images(run.source, run.frost)
+    """`label_images` of a run, and which set it is where there are several: ``"official (set: CIFAR-10-C)"``."""
+    label = label_images(run.source, run.frost)
+    if run.place is None:
+        return label
+    return f"{label[:-1]}; set: {run.place})" if run.frost else f"{label} (set: {run.place})"
+
+
+def _naming_sets(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Runs that name their corrupted set where they are on several of the same data, and elsewhere don't."""
+
+    def kind(run: RunResult) -> tuple[object, ...]:
+        return run.data, run.size, run.source, run.frost
+
+    places: dict[tuple[object, ...], set[str | None]] = {}
+    for run in runs:
+        # Of an official set, None means that it isn't known which.
+        places.setdefault(kind(run), set()).update({run.place} - ({None} if run.source == "official" else set()))
+    return [run if len(places[kind(run)]) > 1 else replace(run, place=None) for run in runs]
 
 
 def _key(run: RunResult) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#333333", "#8c6d0
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LONGEST: Final = 60  # letters of a part of a file name: all together have 255 at most
 _ACROSS: Final = 78  # letters of a legend beside each other, at most
+_DPI: Final = 160
 INK: Final = "#333333"
 MAP: Final = "viridis"
 
@@ -53,7 +54,6 @@ _STYLE: Final[dict[str, Any]] = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "figure.facecolor": "white",
-    "savefig.dpi": 160,
     "svg.fonttype": "path",  # an SVG that looks alike where the font is missing
     "svg.hashsalt": "fastmoll",  # the same figure is the same file
 }
@@ -194,15 +194,21 @@ def diagonal(axes: Axes) -> None:
 def write(canvas: Canvas, folder: Path, name: str) -> tuple[Path, Path]:
     """Write a figure as ``<name>.png`` and ``<name>.svg``; the same figure gives the same bytes.
 
+    Each is drawn once, and laid out for the first: ``savefig`` would do so for each and draw both twice.
+
     Returns:
         Both paths.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    FigureCanvasAgg(canvas)
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-    canvas.savefig(png, metadata={"Software": None})
-    canvas.savefig(svg, metadata={"Date": None, "Creator": None})
+    canvas.set_dpi(_DPI)
+    pixels: Any = FigureCanvasAgg(canvas)
+    pixels.print_png(png, metadata={"Software": None})
+    canvas.set_layout_engine("none")
+    vectors: Any = FigureCanvasSVG(canvas)
+    vectors.print_svg(svg, metadata={"Date": None, "Creator": None})
     return png, svg
 
 

@@ -1,13 +1,11 @@
-"""A table of a report, and how it is written as Markdown, CSV and LaTeX."""
+"""A table of a report, and how it is written as Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 from typing import Final
 
 from fastmoll.markdown import escape_markdown
@@ -16,27 +14,8 @@ from fastmoll.report.style import slug
 
 NONE: Final = "–"
 """What stands where there is no figure."""
-_LATEX: Final = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # else the length of a line break, where a row begins with it
-    "]": "{]}",
-    "*": "{*}",
-    "`": r"\textasciigrave{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "−": "$-$",
-    "–": "--",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-}
 _LARGE: Final = 1e6
-_LATIN: Final = 0x17F  # pdfLaTeX prints letters up to here as they are
-_BESIDE: Final = 10  # more columns of mean ± deviation would be too small to read across a page
-_BLOCKS: Final = ("data", "net")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -99,8 +78,12 @@ class Table:
         note: What the figures are; a table without rows says here why.
         columns: Head of each column, all different.
         rows: Cells of each row.
-        heads: For some columns, a head of two lines: one that neighbours share, and one of their own. LaTeX has it, for
-            tables as the paper's are; by the name of the column.
+        heads: For some columns, a head of two lines: one that neighbours share, and one of their own; by the name of
+            the column. Like the next three, for LaTeX, whose tables are as the paper's.
+        rules: Columns at whose changes a rule is set.
+        best: Columns of figures of which the lowest is bold.
+        wide: The columns with ``heads`` stand there for each data set, beside each other; rows that differ in one of
+            these columns are apart, in tables of their own, unless these had one row each. Empty: none does.
 
     Raises:
         ValueError: a row is longer or shorter than the head, or two columns have one name.
@@ -110,7 +93,10 @@ class Table:
     note: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
-    heads: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rules: tuple[str, ...] = ("data", "net")
+    best: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len({*self.columns}) != len(self.columns):
@@ -165,7 +151,10 @@ class Table:
         return "\n".join([f"## {head}", "", *([*table, ""] if self.rows else []), note, ""])
 
     def csv(self) -> str:
-        """Unrounded, standard deviations in columns of their own, empty where there is no figure."""
+        """Unrounded, standard deviations in columns of their own, empty where there is no figure.
+
+        Text that a spreadsheet would take for a formula has an apostrophe before it.
+        """
         spread = [any(_deviation(row[column]) is not None for row in self.rows) for column in range(len(self.columns))]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -174,82 +163,10 @@ class Table:
             writer.writerow(_flat(((_plain(cell), _deviation(cell)) for cell in row), spread))
         return text.getvalue()
 
-    def latex(self) -> str:
-        """A ``table`` environment of the package booktabs; graphicx fits one that is wider than the text into it.
-
-        Columns as in the paper: heads of two lines; text that all rows share is in the caption; a rule before each new
-        data set or network; standard deviations below the means where there are many.
-        """
-        shown, common = self.split()
-        align = "".join("r" if self.numeric(column) else "l" for column in shown)
-        heads = [self.heads.get(self.columns[column], ("", self.columns[column])) for column in shown]
-        below = sum(any(_deviation(row[x]) is not None for row in self.rows) for x in shown) > _BESIDE
-        body: list[str] = []
-        blocks = [column for column in shown if self.columns[column] in _BLOCKS]
-        before: list[Value] = []
-        for row in self.rows:
-            block = [row[column] for column in blocks]
-            if body and block != before:
-                body.append(r"\midrule")
-            before = block
-            body.append(_latex_row([as_text(_alone(row[column]) if below else row[column]) for column in shown]))
-            if below and any(_deviation(row[column]) is not None for column in shown):
-                body.append(_latex_spread([row[column] for column in shown]))
-        caption = " ".join(filter(None, (f"{self.title}.", common, self.note)))
-        lines = [
-            r"% \usepackage{booktabs,graphicx}",
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{escape_latex(caption)}}}",
-            rf"\label{{tab:{self.name}}}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{{align}}}",
-            r"\toprule",
-            *_latex_groups([group for group, _ in heads]),
-            _latex_row([head for _, head in heads]),
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}%",
-            r"}",
-            r"\end{table}",
-            "",
-        ]
-        if any(ord(sign) > _LATIN for line in lines for sign in line):
-            lines.insert(1, "% Has letters beyond Latin ones: LuaLaTeX or XeLaTeX, with a font that has them.")
-        return "\n".join(lines)
-
-
-def _latex_row(texts: Sequence[str]) -> str:
-    return " & ".join(map(escape_latex, texts)) + r" \\"
-
-
-def _latex_spread(row: Sequence[Value]) -> str:
-    texts = (x.spread if isinstance(x, Number) else "" for x in row)
-    return " & ".join(text and rf"{{\scriptsize $\pm$ {text}}}" for text in texts).strip() + r" \\"
-
-
-def _alone(cell: Value) -> Value:
-    return replace(cell, deviation=None) if isinstance(cell, Number) else cell
-
-
-def _latex_groups(groups: Sequence[str]) -> list[str]:
-    """The upper line of a head, with a rule under each part of it; nothing where there are no parts."""
-    if not any(groups):
-        return []
-    cells, rules, place = [], [], 1
-    for group, members in groupby(groups):
-        width = len([*members])
-        if group:
-            cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(group)}}}")
-            rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
-        else:
-            cells += [""] * width
-        place += width
-    return [" & ".join(cells).strip() + r" \\", "".join(rules)]
-
 
 def _plain(cell: Value) -> str | int | float | None:
+    if isinstance(cell, str) and cell.startswith(_FORMULA):
+        return f"'{cell}"
     return cell.value if isinstance(cell, Number) else cell
 
 
@@ -259,9 +176,3 @@ def _deviation(cell: Value) -> float | None:
 
 def _flat(pairs: Iterable[tuple[object, object]], both: Sequence[bool]) -> list[object]:
     return [item for pair, two in zip(pairs, both, strict=True) for item in pair[: 1 + two]]
-
-
-def escape_latex(text: str) -> str:
-    """Text with every character that LaTeX takes for a command written so that it is printed."""
-    signs = "[" + re.escape("".join(_LATEX)) + "]|-(?=-)"  # two hyphens would become a dash
-    return re.sub(signs, lambda found: _LATEX.get(found[0], "-{}"), text)

@@ -11,12 +11,14 @@ from typing import Final
 
 from fastmoll.output import replacing, write_json
 from fastmoll.report.figures import all_figures
+from fastmoll.report.latex import latex
 from fastmoll.report.page import write_page
+from fastmoll.report.pairs import in_order
 from fastmoll.report.read import find_runs, read_run
 from fastmoll.report.runs import group_seeds
 from fastmoll.report.style import Figure, check_matplotlib
 from fastmoll.report.table import Table
-from fastmoll.report.tables import all_tables, in_order
+from fastmoll.report.tables import all_tables
 
 PAGE: Final = "report.html"
 LIST: Final = "report.json"
@@ -74,7 +76,7 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
         (made / _TABLES).mkdir()
         for table in tables:
             if table.rows:
-                for ending, text in zip(_ENDINGS[_TABLES], (table.markdown(), table.csv(), table.latex()), strict=True):
+                for ending, text in zip(_ENDINGS[_TABLES], (table.markdown(), table.csv(), latex(table)), strict=True):
                     (made / _TABLES / f"{table.name}{ending}").write_text(text, encoding="utf-8")
         write_page(tables, figures, made / PAGE)
         _install(made, folder, earlier)

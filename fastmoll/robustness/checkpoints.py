@@ -39,25 +39,31 @@ class Checkpoint:
         net: Name of the network.
         build: Makes it: ``build(num_classes, size, load)``, with its weights only where ``load``.
         folder: Where results about it belong.
-        identity: What tells the network from others besides its weights: its name, and of one that a function of the
-            user's makes, a digest of the file that defines that.
         size: Height and width of the images it is for, pixels; None: those it is given.
         num_classes: Number of its classes; None: only its weights tell.
         classes: Their names, in the order of its outputs, where it knows them.
         standardisation: Mean and standard deviation per channel of its images, for pixels in [0, 1], where known.
         config: Settings of its training, where it is ours.
+        function: The user's function that makes it, where one does.
     """
 
     name: str
     net: str
     build: Callable[[int, int, bool], nn.Module]
     folder: Path
-    identity: str
     size: int | None = None
     num_classes: int | None = None
     classes: list[str] | None = None
     standardisation: tuple[Sequence[float], Sequence[float]] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    function: Callable[..., Any] | None = None
+
+    @property
+    def identity(self) -> str:
+        """What tells the network from others besides its weights: its name, and of one that a function of the user's
+        makes, a digest of the code, of which that may import more while it is at it.
+        """
+        return self.net if self.function is None else describe_function(self.net, self.function)
 
     def choose_outputs(
         self, classes: Sequence[str], source: object, names: Sequence[str] | None = None, file: object = None
@@ -233,7 +239,6 @@ def _torchvision(name: str, rest: str) -> Checkpoint:
         net,
         build,
         Path("runs") / f"{net}-{chosen.name}",
-        identity=net,
         size=transform.crop_size[0],
         num_classes=num_classes,
         standardisation=(transform.mean, transform.std),
@@ -266,7 +271,6 @@ def _timm(name: str, net: str) -> Checkpoint:
         net,
         build,
         Path("runs") / net.replace("/", "_"),
-        identity=net,
         size=facts.input_size[-1],
         num_classes=facts.num_classes,
         standardisation=(facts.mean, facts.std),
@@ -280,7 +284,7 @@ def _python(name: str, reference: str) -> Checkpoint:
         return call_function(function, net, num_classes, _OPTION)
 
     folder = Path("runs") / net.replace(".py:", "-").replace(":", "-")
-    return Checkpoint(name, net, build, folder, identity=describe_function(net, function))
+    return Checkpoint(name, net, build, folder, function=function)
 
 
 def _file(name: str, net: str | None) -> Checkpoint:
@@ -335,12 +339,12 @@ def _file(name: str, net: str | None) -> Checkpoint:
         kind,
         build,
         path.parent,
-        identity=kind if function is None else describe_function(kind, function),
         size=size,
         num_classes=None if classes is None else len(classes),
         classes=classes,
         standardisation=None if mean is None or std is None else (mean, std),
         config=config,
+        function=function,
     )
 
 

@@ -97,7 +97,7 @@ def measure(
                         write_predictions(results.predictions(cell), parts, results.evaluation, cell_name(cell))
                     results.write(cell, found)
             line = f"error {found['error']:.2f} %, NLL {found['nll']:.4f}, ECE {found['ece']:.4f}"
-            say(process, f"{cell_name(cell)}: {line}")
+            say(process, f"{cell_name(cell)}{'' if cell is None else ', ' + results.header['source']}: {line}")
 
 
 def rescore(process: Process, results: Results) -> None:

@@ -9,8 +9,9 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,24 +64,46 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
 
 
 def describe_function(name: str, function: Callable[..., Any]) -> str:
-    """The name of a function, and a digest of the file that defines it, where there is one.
+    """The name of a function, and a digest of the file that defines it and of those beside and below that are imported.
 
     Args:
         name: What to call it.
-        function: As from `find_function`.
+        function: As from `find_function`. What is in no file, or written in C, has no digest.
     """
     try:
         inner = inspect.unwrap(function)
         if isinstance(inner, partial):
             inner = inspect.unwrap(inner.func)
         # Of an object that can be called, its class says where it is defined.
-        source = inspect.getsourcefile(inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner))
-        content = None if source is None else Path(source).read_bytes()
-    except (TypeError, ValueError, OSError):  # written in C, or in no file
-        content = None
-    if content is None:
+        inner = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
+        source = Path(inspect.getsourcefile(inner) or "").resolve()
+        files = {source: source.read_bytes()}
+    except (TypeError, ValueError, OSError):
         return name
-    return f"{name} (digest of its file {hashlib.blake2b(content, digest_size=8).hexdigest()})"
+    root = source.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    for path in _imported(root):
+        with suppress(OSError):  # it is gone by now
+            files.setdefault(path, path.read_bytes())
+    content = hashlib.blake2b(digest_size=8)
+    for path in sorted(files):
+        # As it was when there was one alone.
+        content.update((b"" if len(files) == 1 else os.fsencode(path.relative_to(root)) + b"\0") + files[path])
+    count = f"{len(files)} files" if len(files) > 1 else "file"
+    return f"{name} (digest of its {count} {content.hexdigest()})"
+
+
+def _imported(root: Path) -> Iterator[Path]:
+    """The files in a folder that are imported, without installed packages, and fastmoll, whose version counts."""
+    library = Path(sysconfig.get_path("stdlib")).resolve()
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and name.partition(".")[0] not in ("fastmoll", "__main__"):
+            path = Path(file).resolve()
+            installed = path.is_relative_to(library) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+            if path.is_relative_to(root) and not installed:
+                yield path
 
 
 def call_function(function: Callable[..., Any], name: str, num_classes: int, option: str) -> nn.Module:

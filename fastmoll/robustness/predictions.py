@@ -92,7 +92,7 @@ def write_predictions(path: Path, parts: Sequence[Predictions | None], evaluatio
     }
     table = arrow.table(columns).replace_schema_metadata({_KEY: evaluation.encode(), _CELL_KEY: cell.encode()})
     with replacing(path) as file:
-        parquet.write_table(table, file, row_group_size=_ROWS, compression="zstd")
+        parquet.write_table(table, file, row_group_size=_ROWS, compression="zstd", write_page_checksum=True)
 
 
 def read_predictions(path: Path, evaluation: str | None = None, cell: str | None = None) -> Any:
@@ -116,7 +116,7 @@ def read_predictions(path: Path, evaluation: str | None = None, cell: str | None
 
 
 def has_predictions(path: Path, evaluation: str, cell: str, count: int, num_classes: int) -> bool:
-    """Whether a file has the predictions of a cell, as far as its footer tells.
+    """Whether a file has the predictions of a cell, undamaged: all of it is read, and its checksums are compared.
 
     Args:
         path: The file, which may be missing or damaged.
@@ -129,12 +129,10 @@ def has_predictions(path: Path, evaluation: str, cell: str, count: int, num_clas
         ImportError: pyarrow is missing.
     """
     try:
-        about = _open(path)
-        _check(about, path, evaluation, cell)
+        shapes = [tuple(part.logits.shape) for part in read_predictions(path, evaluation, cell)]
     except ValueError:
         return False
-    width = getattr(about.schema.to_arrow_schema().field("logits").type, "list_size", None)
-    return bool(about.num_rows == count and width == num_classes)
+    return sum(rows for rows, _ in shapes) == count and {width for _, width in shapes} == {num_classes}
 
 
 def _open(path: Path) -> Any:
@@ -165,7 +163,7 @@ def _check(about: Any, path: Path, evaluation: str | None, cell: str | None) -> 
 def _portions(path: Path, parquet: Any) -> Any:
     try:
         with path.open("rb") as file:
-            for rows in parquet.ParquetFile(file).iter_batches(_ROWS):
+            for rows in parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(_ROWS):
                 index, labels = (torch.from_numpy(np.array(rows.column(name))) for name in ("index", "label"))
                 logits = rows.column("logits")
                 values = np.array(logits.flatten(), dtype=np.float32).reshape(len(rows), -1)

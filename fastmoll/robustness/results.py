@@ -80,6 +80,20 @@ class Results:
         text = json.dumps(self._fingerprint, sort_keys=True)
         self.evaluation = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    def is_of_another_set(self, out: Path) -> bool:
+        """Whether a folder holds an evaluation on a corrupted set of another name, and with other images.
+
+        A set that was moved has its images still. Of a folder that can't be read, `begin` says what is wrong.
+        """
+        try:
+            there = Results.open(out)
+        except ValueError:
+            return False
+        known = self._images.keys() & there._images.keys()
+        moved = bool(known) and all(self._images[name] == there._images[name] for name in known)
+        # Evaluations of earlier versions don't say which.
+        return not moved and there.header.get("set", name := self.header.get("set")) != name
+
     @classmethod
     def open(cls, out: Path) -> Results:
         """The evaluation that a folder holds.
@@ -260,8 +274,8 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> str | None:
     """Add the corrupted error to the ``result.json`` of the trainer's run in ``folder``, where there is one.
 
     Not if that was validated on another number of images, and an error on official images is not replaced by one on
-    generated images. Whether they are the same images, the caller knows: see `Checkpoint.validated_on`. A folder that
-    may only be read is left as it is.
+    generated images or on another official set. Whether they are the same images, the caller knows: see
+    `Checkpoint.validated_on`. A folder that may only be read is left as it is.
 
     Args:
         folder: The run's folder.
@@ -293,10 +307,13 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> str | None:
     if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
         return f"{refused} {path}, which has that of official images: one of generated images does not replace it"
     # The trainer's errors are fractions.
-    result["corrupted"] = {
-        "error": content["corrupted"]["error"] / 100,
-        "source": label_images(content["source"], content["frost"]),
-    }
+    fraction, place = content["corrupted"]["error"] / 100, content.get("set")
+    # With the same error it is the same set, which was moved.
+    if isinstance(before, dict) and before.get("source") == "official" and before.get("error") != fraction:
+        if before.get("set", place) != place:
+            return f"{refused} {path}, which has that of another official set, {before['set']}"
+    source = label_images(content["source"], content["frost"])
+    result["corrupted"] = {"error": fraction, "source": source, **({} if place is None else {"set": place})}
     try:
         write_json(path, result)
     except OSError as error:
@@ -324,6 +341,6 @@ def _row(title: str, errors: Sequence[float | None], cells: Sequence[Mapping[str
     by_severity = "".join(f"{'–' if error is None else f'{error:.2f}':>7}" for error in errors) or " " * 7 * 5
     mean = {metric: statistics.fmean(cell[metric] for cell in cells) for metric in MEANS}
     return (
-        f"{title:<18}{by_severity}{mean['error']:>10.2f}{mean['nll']:>10.4f}{mean['ece']:>10.4f}"
+        f"{title:<18}{by_severity}{mean['error']:>10.2f} {mean['nll']:>9.4f}{mean['ece']:>10.4f}"
         f"{mean['ece_batch100']:>10.4f}"
     )
