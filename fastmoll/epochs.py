@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fastmoll.kernels.checks import check_integer
@@ -75,13 +76,14 @@ class Epochs:
         self._resuming = position > 0
 
 
-def check_state(state: dict[str, Any], ours: dict[str, Any]) -> None:
+def check_state(state: dict[str, Any], ours: dict[str, Any], free: Collection[str] = ()) -> None:
     """Refuse a state that is none, or another loader's.
 
     Args:
         state: What is to be loaded.
         ours: A state of this loader: its ``"version"`` and every number or string in its ``"fingerprint"`` must agree,
             but for the backend of a `fastmoll.Mollify`: all of them draw the same.
+        free: What of the fingerprint need not agree.
 
     Raises:
         ValueError: names what differs.
@@ -96,8 +98,49 @@ def check_state(state: dict[str, Any], ours: dict[str, Any]) -> None:
         raise ValueError(f"loader state's fingerprint must be a dict, got {state['fingerprint']!r}")
     for name, now in ours["fingerprint"].items():
         before = state["fingerprint"].get(name)
-        if _without_backend(before) != _without_backend(now):
+        if name not in free and _without_backend(before) != _without_backend(now):
             raise ValueError(f"loader state does not fit: {name} was {before!r} when it was saved, is {now!r} now")
+
+
+def states_for(
+    state: dict[str, Any] | Sequence[dict[str, Any]], ours: dict[str, Any]
+) -> tuple[Sequence[dict[str, Any]], bool]:
+    """The states that a loader goes on from.
+
+    Args:
+        state: What is to be loaded: a state, or those of all ranks, in their order.
+        ours: A state of this loader, as `check_state` takes it.
+
+    Returns:
+        This rank's alone and True, or those of all ranks, which were another number of them, and False.
+
+    Raises:
+        ValueError: names what differs, or why these are not the states of all ranks.
+    """
+    now = ours["fingerprint"]
+    if isinstance(state, Sequence) and len(state) == now["world_size"]:
+        state = state[now["rank"]]
+    if not isinstance(state, Sequence):
+        check_state(state, ours)
+        return [state], True
+    if not state or not now["train"]:
+        raise ValueError(f"only a training goes on from the states of another number of ranks, got {len(state)}")
+    for rank, one in enumerate(state):
+        check_state(one, ours, ("batch_size", "rank", "world_size"))
+        before = one["fingerprint"]
+        if (before["rank"], before["world_size"]) != (rank, len(state)):
+            raise ValueError(
+                f"loader states must be those of all ranks in order: number {rank} of {len(state)} is of rank "
+                f"{before['rank']} of {before['world_size']}"
+            )
+        if (one["epoch"], one["position"]) != (state[0]["epoch"], state[0]["position"]):
+            raise ValueError(f"loader states are not of one moment: those of ranks 0 and {rank} differ in their place")
+    if before["batch_size"] * before["world_size"] != now["batch_size"] * now["world_size"]:
+        raise ValueError(
+            f"loader states are of {before['world_size']} ranks with batch_size={before['batch_size']}: "
+            f"{now['world_size']} must have as many images together, got batch_size={now['batch_size']}"
+        )
+    return state, False
 
 
 def _without_backend(value: Any) -> Any:

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastmoll.augment import Augment, AugmentSpec, check_augment, check_augmented, parse_augment
-from fastmoll.epochs import Epochs, check_state, describe
+from fastmoll.epochs import Epochs, describe, states_for
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_choice, check_integer, check_number, check_triple
 from fastmoll.kernels.soft_labels import SoftLabels
@@ -199,6 +200,8 @@ class ImageNetLoader:
         self._return_index = return_index
         self._targets = torch.from_numpy(self._folder.targets)
         self._place = Epochs(length)
+        # Of the running epoch, over all ranks before the number of ranks changed, and on this one since.
+        self._seen = np.zeros(self.num_samples, bool)
         self._closed = False
 
     def __len__(self) -> int:
@@ -244,7 +247,12 @@ class ImageNetLoader:
             place.require(token)
             self._stream.seek(place.epoch, place.position)
             images, index, flip = self._stream.next()
-            valid = min(self._batch_size, self._shard_size - place.position * self._batch_size)
+            valid = self._batch_size
+            if not self._config.train:
+                valid = min(valid, self._shard_size - place.position * self._batch_size)
+            if place.position == 0:
+                self._seen[:] = False
+            self._seen[index[:valid]] = True
             place.position += 1
             yield self._finish(images[:valid], index[:valid], None if flip is None else flip[:valid])
         place.end(token)
@@ -329,9 +337,10 @@ class ImageNetLoader:
         """Where the stream of this rank stands: after the batch that was handed out last.
 
         To be taken between batches, inside or outside the loop. Integers, strings and uint8 tensors, so that
-        ``torch.load(weights_only=True)`` reads it; about a kilobyte.
+        ``torch.load(weights_only=True)`` reads it; about a kilobyte, and a bit a sample in the middle of an epoch.
         """
         stream = self._stream.position
+        middle = self._config.train and 0 < self._place.position < len(self)
         return {
             "version": _STATE_VERSION,
             "epoch": self._place.epoch,
@@ -341,31 +350,53 @@ class ImageNetLoader:
             "stream_batch": stream.batch,
             "stream_checkpoint": _to_tensor(stream.checkpoint),
             "stream_epoch_start": _to_tensor(stream.epoch_start),
+            "stream_without": _to_tensor(stream.without),
+            "seen": torch.from_numpy(np.packbits(self._seen[: self.num_samples if middle else 0])),
             "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Go on where a state was taken: the next ``for`` gives the rest of its epoch, bit for bit.
+
+        Args:
+            state: What `state_dict` gave on this rank; or, in training, what it gave on all ranks, in their order,
+                whose number may have been another. If it was, the samples of the epoch that no rank had yet come in
+                another order and as other crops; ``batch_size`` must be such that a step has as many images as before.
 
         Raises:
             ValueError: Not a loader's state, or one of another data set, rank, batch size, seed or set-up; the message
                 names what differs.
         """
-        check_state(state, self.state_dict())
-        from fastmoll.pipelines.stream import Position
+        from fastmoll.pipelines.stream import Position, unpack
 
-        epoch = check_integer("state's epoch", state["epoch"], 0)
-        position = check_integer("state's position", state["position"], 0, len(self) + 1)
-        stream = Position(
-            born=check_integer("state's stream_born", state["stream_born"], 0),
-            epoch=check_integer("state's stream_epoch", state["stream_epoch"], 0),
-            batch=check_integer("state's stream_batch", state["stream_batch"], 0, len(self) + 1),
-            checkpoint=_to_bytes(state["stream_checkpoint"]),
-            epoch_start=_to_bytes(state["stream_epoch_start"]),
-        )
-        if (position and (epoch, position) != (stream.epoch, stream.batch)) or (stream.batch and not stream.checkpoint):
-            raise ValueError(f"loader state contradicts itself: batch {position} of epoch {epoch}, stream at {stream}")
+        states, same = states_for(state, self.state_dict())
+        own = states[0]
+        epoch = check_integer("state's epoch", own["epoch"], 0)
+        position = check_integer("state's position", own["position"], 0, len(self) + 1)
+        seen = np.zeros(self.num_samples, bool)
+        middle = self._config.train and 0 < position < len(self)
+        for one in states if middle else ():
+            seen |= unpack(_to_bytes(one["seen"]) or b"", self.num_samples)
+        if same:
+            stream = Position(
+                born=check_integer("state's stream_born", own["stream_born"], 0),
+                epoch=check_integer("state's stream_epoch", own["stream_epoch"], 0),
+                batch=check_integer("state's stream_batch", own["stream_batch"], 0, len(self) + 1),
+                checkpoint=_to_bytes(own["stream_checkpoint"]),
+                epoch_start=_to_bytes(own["stream_epoch_start"]),
+                without=_to_bytes(own["stream_without"]),
+            )
+            begun = stream.checkpoint is not None or stream.without is not None
+            if (position and (epoch, position) != (stream.epoch, stream.batch)) or (stream.batch and not begun):
+                raise ValueError(
+                    f"loader state contradicts itself: batch {position} of epoch {epoch}, stream at {stream}"
+                )
+        elif middle:
+            stream = Position(epoch, epoch, position, without=np.packbits(seen).tobytes())
+        else:
+            stream = Position(epoch, epoch, 0)  # `seek` moves it on where the epoch was done
         self._stream.restore(stream)
+        self._seen = seen
         self._place.restore(epoch, position)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastmoll.augment import Augment, check_augment, check_augmented, parse_augment
-from fastmoll.epochs import Epochs, check_state, describe
+from fastmoll.epochs import Epochs, describe, states_for
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_integer, check_triple
 from fastmoll.kernels.soft_labels import SoftLabels
@@ -312,12 +312,16 @@ class SmallImageLoader:
             "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Go on where a state was taken: the next ``for`` gives the rest of its epoch, bit for bit.
+
+        Args:
+            state: What `state_dict` gave on this rank; or, in training, what it gave on all ranks, in their order,
+                whose number may have been another: with as many images a step, its steps have the same images.
 
         Raises:
             ValueError: Not a loader's state, or one of another data set, rank, batch size, seed or set-up; the message
                 names what differs.
         """
-        check_state(state, self.state_dict())
-        self._place.restore(state["epoch"], state["position"])
+        states, _ = states_for(state, self.state_dict())  # the order of an epoch does not depend on ranks
+        self._place.restore(states[0]["epoch"], states[0]["position"])

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, math, pipeline_def, types
 
 from fastmoll.pipelines import dali_policies
@@ -225,6 +227,7 @@ def build(
     shuffle_seed: int,
     checkpoint: bytes | None = None,
     map_files: bool = True,
+    without: NDArray[np.bool_] | None = None,
 ) -> Pipeline:
     """Build the graph over a folder.
 
@@ -237,6 +240,7 @@ def build(
             whether it fits: the caller compares fingerprints first.
         map_files: Map files into memory, which is a little faster. Not in a forked process: DALI keeps its mappings
             behind one lock, which a thread of the parent may have held when the process was made.
+        without: The samples that are left out, bool ``(samples,)``.
 
     Returns:
         A built pipeline; ``run()`` gives images ``(batch, size, size, 3)``, sample ids int32 ``(batch, 1)`` and, where
@@ -245,7 +249,11 @@ def build(
     # DALI reads the list while it builds. A list in a file builds four times faster than one of Python strings; a file
     # in memory is gone with this process, however that ends.
     with open(os.memfd_create("fastmoll-files"), "wb") as file:
-        file.writelines(os.fsencode(path) + b" %d\n" % sample for sample, path in enumerate(folder.paths))
+        file.writelines(
+            os.fsencode(path) + b" %d\n" % sample
+            for sample, path in enumerate(folder.paths)
+            if without is None or not without[sample]
+        )
         file.flush()
         with warnings.catch_warnings(record=True) as caught:
             pipeline = _graph(

@@ -7,12 +7,14 @@ import hashlib
 import os
 import tempfile
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.utils.dlpack
+from numpy.typing import NDArray
 from nvidia.dali import Pipeline
 from PIL import Image
 from torch import Tensor
@@ -35,6 +37,8 @@ class Position:
         batch: Its number in the epoch.
         checkpoint: DALI's state there; None at the very beginning.
         epoch_start: DALI's state at batch 0 of ``epoch``; None likewise.
+        without: Samples that are left out in this epoch, since other ranks than there are now had them, as the bits of
+            ``numpy.packbits``; None for none.
     """
 
     born: int
@@ -42,6 +46,7 @@ class Position:
     batch: int
     checkpoint: bytes | None = None
     epoch_start: bytes | None = None
+    without: bytes | None = None
 
 
 class Batch(NamedTuple):
@@ -96,7 +101,9 @@ class Stream:
             return
         if batch != 0:
             raise ValueError(f"can't move from batch {here.batch} of epoch {here.epoch} to batch {batch} of {epoch}")
-        if epoch == here.epoch + 1 and here.batch >= self._length:
+        if here.without is not None:  # a stream of the rest of an epoch has no next one, nor a beginning
+            self.restore(Position(epoch, epoch, 0))
+        elif epoch == here.epoch + 1 and here.batch >= self._length:
             for _ in range(self._padded_length - here.batch):
                 self.next()
             end = self.position.checkpoint
@@ -120,7 +127,7 @@ class Stream:
             self._pipeline = None  # DALI's pipeline can't be used after an error
             raise self._explain(error) from error
         here = self.position
-        self.position = Position(here.born, here.epoch, here.batch + 1, self._pipeline.checkpoint(), here.epoch_start)
+        self.position = replace(here, batch=here.batch + 1, checkpoint=self._pipeline.checkpoint())
         return batch
 
     def close(self) -> None:
@@ -137,7 +144,8 @@ class Stream:
             self._pipeline = None
 
     def _build(self, folder: ImageFolder) -> Pipeline:
-        born, checkpoint = self.position.born, self.position.checkpoint
+        born, checkpoint, packed = self.position.born, self.position.checkpoint, self.position.without
+        without = None if packed is None else unpack(packed, len(folder))
         try:
             return imagenet.build(
                 self._config,
@@ -146,6 +154,7 @@ class Stream:
                 shuffle_seed=_mix(self._seed, born),
                 checkpoint=checkpoint,
                 map_files=os.getpid() == _FIRST_PROCESS,
+                without=without,
             )
         except RuntimeError as error:
             if checkpoint is None:
@@ -172,6 +181,17 @@ class Stream:
                 if bad:
                     return BadImageError(bad, f"can't decode {len(bad)} file(s) in {where}:")
         return BadImageError([], f"DALI failed in {where}, though each of its files can be decoded alone: {error}")
+
+
+def unpack(packed: bytes, samples: int) -> NDArray[np.bool_]:
+    """Bits of ``numpy.packbits`` as bool ``(samples,)``.
+
+    Raises:
+        ValueError: they are of another number of samples.
+    """
+    if len(packed) != -(-samples // 8):
+        raise ValueError(f"{len(packed)} bytes are no bits of {samples} samples")
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=samples).astype(bool)
 
 
 def _forget_all() -> None:

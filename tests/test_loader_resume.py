@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from imagenet_loaders import Make, equal, loader, stream
+from imagenet_loaders import Make, equal, ids, loader, stream
 from torch import Tensor
 
 import fastmoll
@@ -105,6 +106,78 @@ def test_another_backend_goes_on_with_the_same_draws_but_no_other_setting_may_ch
     assert equal(stream(second), expected[2:])
     with pytest.raises(ValueError, match="does not fit: mollify was"):
         loader(tree, mollify=fastmoll.Mollify(3, backend="torch", k_blur=2.0)).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(("stop", "before", "after"), [(1, 2, 4), (2, 4, 1), (3, 1, 2), (5, 2, 1), (0, 2, 4)])
+def test_on_another_number_of_ranks_what_is_left_of_an_epoch_comes_once(
+    make_tree: Make, stop: int, before: int, after: int
+) -> None:
+    tree = make_tree(43)  # 5 steps of 8, and 3 samples that this epoch leaves out
+
+    def ranks(world: int, states: list[dict[str, Any]] | None = None) -> list[fastmoll.ImageNetLoader]:
+        made = [loader(tree, batch_size=8 // world, rank=rank, world_size=world) for rank in range(world)]
+        for one in made if states is not None else ():
+            one.load_state_dict(states)
+        return made
+
+    old = ranks(before)
+    first = [i for one in old for i in ids(islice(one, stop))]
+    states = [saved(one.state_dict()) for one in old]
+    new, twins = ranks(after, states), ranks(after, states)
+    if stop not in (0, 5):
+        rest = [stream(one) for one in new]
+        begun = [stream(islice(one, 1)) for one in twins]
+        states = [saved(one.state_dict()) for one in twins]
+        # Stopped once more: as many ranks go on bit for bit, and another number goes on, too.
+        resumed = [a + stream(one) for a, one in zip(begun, ranks(after, states), strict=True)]
+        assert all(equal(ours, theirs) for ours, theirs in zip(resumed, rest, strict=True))
+        others = [i for one in ranks(8, states) for i in ids(one)] + [i for part in begun for i in ids(part)]
+        for found in ([i for part in rest for i in ids(part)], others):
+            assert len(found) == 8 * (5 - stop) and len({*first, *found}) == 40
+    for epoch in (1, 2) if stop else (0, 1):  # those that follow are whole
+        assert [one.epoch for one in new] == [epoch] * after
+        found = [i for one in new for i in ids(one)]
+        assert len(found) == len({*found}) == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda states: states[:1], "number 0 of 1 is of rank 0 of 2"),
+        (lambda states: [*states[::-1], states[0]], "number 0 of 3 is of rank 1 of 2"),
+        (lambda states: [states[0], {**states[1], "position": 2}], "those of ranks 0 and 1 differ in their place"),
+        (lambda states: [{**states[0], "seen": states[0]["seen"][:1]}, states[1]], "1 bytes are no bits of 43 samples"),
+        (lambda states: [], "got 0"),
+    ],
+)
+def test_states_that_are_not_those_of_all_ranks_are_refused(
+    make_tree: Make, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], message: str
+) -> None:
+    tree = make_tree(43)
+    old = [loader(tree, rank=rank, world_size=2) for rank in range(2)]
+    for one in old:
+        stream(islice(one, 1))
+    states = [one.state_dict() for one in old]
+    four = {"batch_size": 2, "rank": 1, "world_size": 4}
+    with pytest.raises(ValueError, match=message):
+        loader(tree, **four).load_state_dict(change(states))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 3}, "2 ranks with batch_size=4: 4 must have as many images together, got batch_size=3"),
+        ({"seed": 1}, "does not fit: seed was"),
+        ({"train": False}, "only a training goes on"),
+    ],
+)
+def test_another_number_of_ranks_must_have_the_same_set_up(
+    make_tree: Make, options: dict[str, Any], message: str
+) -> None:
+    tree = make_tree(43)
+    states = [loader(tree, rank=rank, world_size=2).state_dict() for rank in range(2)]
+    with pytest.raises(ValueError, match=message):
+        loader(tree, **{"batch_size": 2, "rank": 1, "world_size": 4, **options}).load_state_dict(states)
 
 
 def test_a_state_of_other_files_is_refused(make_tree: Make) -> None:

@@ -9,7 +9,7 @@ import re
 import pytest
 from fake_runs import several_groups
 
-from fastmoll.markdown import escape_markdown
+from fastmoll.escape import escape_markdown
 from fastmoll.report.runs import Group
 from fastmoll.report.table import Number, Table, Value, as_text
 from fastmoll.report.tables import all_tables

@@ -238,6 +238,24 @@ def test_break_begins_the_epoch_again_and_a_finished_one_leads_to_the_next() -> 
         next(old)
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1), (2, 4)])
+def test_another_number_of_ranks_goes_on_with_the_same_images(before: int, after: int) -> None:
+    def ranks(world: int) -> list[SmallImageLoader]:
+        return [loader(batch_size=4 // world, rank=rank, world_size=world) for rank in range(world)]
+
+    old, new = ranks(before), ranks(after)
+    for one in old:
+        next(iter(one))
+    states = [one.state_dict() for one in old]
+    for one in (*old, *new):
+        one.load_state_dict(states)
+    for _ in range(2):  # the rest of this epoch and the next, step by step
+        for theirs, ours in zip(zip(*old, strict=True), zip(*new, strict=True), strict=True):
+            found, expected = by_sample(ours), by_sample(theirs)
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[sample][0], expected[sample][0]) for sample in found)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [

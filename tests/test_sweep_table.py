@@ -72,7 +72,18 @@ def test_the_table_says_how_to_fill_in_a_corrupted_error_that_is_missing(
     assert "fastmoll evaluate" not in as_markdown(make_rows([run], tmp_path))
 
 
-def test_names_with_signs_of_markdown_stay_in_their_cells() -> None:
+def test_seeds_on_other_corrupted_sets_are_named(paper_sweep: list[Run], tmp_path: Path) -> None:
+    runs = [run for run in select(paper_sweep, ["cifar10", "presnet50", "fcr+trivial"]) if not run.mollify][:2]
+    for run, place in zip(runs, ("CIFAR-10-C", "mine"), strict=True):
+        finish(tmp_path / run.name, 0.05, corrupted={"error": 0.1, "source": "official", "set": place})
+    assert make_rows(runs, tmp_path)[0].corrupted_set == "official, set: CIFAR-10-C, set: mine"
+    finish(tmp_path / runs[1].name, 0.05, corrupted={"error": 0.1, "source": "official", "set": "CIFAR-10-C"})
+    assert make_rows(runs, tmp_path)[0].corrupted_set == "official"
+
+
+def test_names_with_signs_of_markdown_or_of_formulas_stay_in_their_cells() -> None:
+    row = Row("=1+1", "-net", "@a", False, "", "here", 1, {"error": 1.0})
+    assert as_csv([row]).splitlines()[1].startswith("'=1+1,'-net,'@a,false,,here,1,1.0,")
     row = Row("a|b", "*x*", "<i>", False, "x=$1$", "here", 1, {"error": 1.0})
     line = as_markdown([row]).splitlines()[2]
     assert [cell.strip() for cell in line.split(" | ")[:5]] == [r"| a\|b", r"\*x\*", r"\<i>", "no", r"x=\$1\$"]

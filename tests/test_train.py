@@ -176,6 +176,22 @@ def test_a_run_stopped_by_max_steps_goes_on_as_if_it_had_not(tmp_path: Path, fin
     assert [line["step"] for line in log(stopped)] == [1, 2, 3, 4, 5, 5]
 
 
+def test_a_run_goes_on_with_fewer_processes_and_as_many_steps(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    arguments = [data, *SETTINGS, "--optim.epochs", "1"]
+    run(2, output, *arguments, "--data.batch-size", "2", "--run.max-steps", "2")
+    alone = [*arguments, "--run.output", output, "--run.resume", "--data.batch-size"]
+    assert "is of 2 processes with 2 images a batch each: 1 can go on where --data.batch-size is 4, got 3" in fails(
+        capsys, *alone, "3"
+    )
+    assert main([str(argument) for argument in (*alone, "4")]) == 0
+    assert "after step 2, on 1 instead of 2 processes" in capsys.readouterr().out
+    assert json.loads((output / "result.json").read_text())["steps"] == 6  # of 8 images, 4 in the last
+    assert [line["step"] for line in log(output) if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize("resume", [[], ["--run.resume"]])
 def test_a_folder_that_a_run_is_in_is_left_alone(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], resume: list[str]

@@ -23,13 +23,13 @@ def save(content: object, path: Path) -> None:
 
 
 def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: int) -> dict[str, Any]:
-    """Read a checkpoint of a run with these settings, classes and processes.
+    """Read a checkpoint of a run with these settings and classes.
 
     Args:
         path: File that `save` wrote.
         config: ``Config.plain()`` of this run.
         classes: Class names of this run's data.
-        world_size: Number of processes of this run.
+        world_size: Number of processes of this run; it may be another than before if a step has as many images.
 
     Returns:
         The content, on the CPU.
@@ -50,8 +50,17 @@ def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: 
             f"{path} is of another data set: {len(theirs)} classes there and {len(ours)} here"
             + (f", the first difference is {other[0]!r} against {other[1]!r}" if other else "")
         )
+    before, now = content["config"]["data"]["batch_size"], config["data"]["batch_size"]
     if content["world_size"] != world_size:
-        raise ValueError(f"{path} is of {content['world_size']} processes, this run has {world_size}")
+        # The schedule counts steps, so that one must have as many images as before.
+        images = before * content["world_size"]
+        if now * world_size != images:
+            wanted = f"is {images // world_size}" if images % world_size == 0 else f"times their number is {images}"
+            raise ValueError(
+                f"{path} is of {content['world_size']} processes with {before} images a batch each: {world_size} can "
+                f"go on where --data.batch-size {wanted}, got {now}"
+            )
+        config = {**config, "data": {**config["data"], "batch_size": before}}
     changed = difference(content["config"], config)
     if changed:
         raise ValueError(f"{path} is of a run with other settings: {changed}")

@@ -153,10 +153,10 @@ def resume(config: Config, process: Process, learner: Learner, training: Loader)
             state = checkpoint.load(
                 path, config=config.plain(), classes=training.classes, world_size=process.world_size
             )
-            own = state["ranks"][process.rank]
-            training.load_state_dict(own["loader"])
+            training.load_state_dict([rank["loader"] for rank in state["ranks"]])
             learner.load_state_dict(state["learner"])
-            checkpoint.set_rng_state(own["rng"], process.device)
+            if process.rank < len(state["ranks"]):  # a process more than before draws as it would have from the start
+                checkpoint.set_rng_state(state["ranks"][process.rank]["rng"], process.device)
         except (LookupError, TypeError, AttributeError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"{path} is damaged, or of another version ({reason})") from error
@@ -165,11 +165,13 @@ def resume(config: Config, process: Process, learner: Learner, training: Loader)
                 f"--run.output: {output} holds a finished run: it has done {learner.step} steps and this one ends at "
                 f"{learner.last}; choose another folder, or a larger --run.max-steps where that was the end"
             )
-    say(process, f"resuming {path} after step {learner.step}")
+    before, now = state["world_size"], process.world_size
+    others = "" if before == now else f", on {now} instead of {before} processes"
+    say(process, f"resuming {path} after step {learner.step}{others}")
     backend = state["config"]["mollify"]["backend"]
     if config.mollify.enabled and backend != config.mollify.backend:
-        now = config.mollify.backend
-        say(process, f"mollify.backend was {backend} and is now {now}: the same draws, but the last bits may differ")
+        also = f"mollify.backend was {backend} and is now {config.mollify.backend}"
+        say(process, f"{also}: the same draws, but the last bits may differ")
 
 
 def train(

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastmoll.markdown import escape_markdown
+from fastmoll.escape import escape_csv, escape_markdown
 from fastmoll.report.runs import Statistic
 from fastmoll.report.style import slug
 
 NONE: Final = "–"
 """What stands where there is no figure."""
 _LARGE: Final = 1e6
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,8 @@ class Table:
 
 
 def _plain(cell: Value) -> str | int | float | None:
-    if isinstance(cell, str) and cell.startswith(_FORMULA):
-        return f"'{cell}"
+    if isinstance(cell, str):
+        return escape_csv(cell)
     return cell.value if isinstance(cell, Number) else cell
 
 

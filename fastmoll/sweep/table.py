@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from fastmoll.escape import escape_csv, escape_markdown
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
-from fastmoll.markdown import escape_markdown
 from fastmoll.output import LARGEST_LOSS
 from fastmoll.paper import PublishedCell, paper_mollification, published
 from fastmoll.sweep.file import Run
@@ -73,10 +73,10 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
     Args:
         folder: A trainer's output folder. Its ``result.json`` has ``validation`` with ``error``, ``nll`` and ``ece``
-            and may have ``corrupted`` with ``error`` and ``source``.
+            and may have ``corrupted`` with ``error``, ``source`` and, of a set that was read, its name, ``set``.
 
     Returns:
-        The metrics that are there, errors in %, and ``corrupted_set``.
+        The metrics that are there, errors in %, ``corrupted_set`` and ``place``, that name.
 
     Raises:
         ValueError: ``result.json`` is no such file.
@@ -96,11 +96,13 @@ def read_result(folder: Path) -> dict[str, Any] | None:
             if not isinstance(figure, int | float) or isinstance(figure, bool) or not 0 <= figure <= high:
                 raise ValueError(f"{name} is {json.dumps(figure)}")
         source = corrupted.get("source", "")
-        if not isinstance(source, str) or not source.isprintable():
-            raise ValueError(f"corrupted.source is {json.dumps(source)}")
+        place = corrupted.get("set", "")
+        for name, text in (("source", source), ("set", place)):
+            if not isinstance(text, str) or not text.isprintable():
+                raise ValueError(f"corrupted.{name} is {json.dumps(text)}")
         error, nll, ece, *more = map(float, found.values())
         figures = {"error": 100 * error, "nll": nll, "ece": ece, **({"corrupted": 100 * more[0]} if more else {})}
-        return {**figures, "corrupted_set": source}
+        return {**figures, "corrupted_set": source, "place": place}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not the result of a run ({type(error).__name__}: {error})") from error
 
@@ -125,6 +127,9 @@ def make_rows(runs: Iterable[Run], out: Path) -> list[Row]:
                 if len(values) > 1:
                     deviations[metric] = statistics.stdev(values)
         sets = {result["corrupted_set"] for _, result in members} - {""} if "corrupted" in means else set()
+        places = {result["place"] for _, result in members} if "corrupted" in means else set()
+        if len(places) > 1:  # seeds that are not of the same images
+            sets |= {f"set: {place}" for place in places if place}
         rows.append(Row(*key, "here", len(members), means, deviations, ", ".join(sorted(sets))))
         rows += _paper_rows(members[0][0])
     return rows
@@ -155,8 +160,8 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow([*_KEYS, *(name for metric in METRICS for name in (metric, f"{metric}_sd")), "corrupted_set"])
     for row in rows:
         numbers = [x.get(metric, "") for metric in METRICS for x in (row.means, row.deviations)]
-        key = [row.data, row.net, row.augment, str(row.mollify).lower(), row.settings, row.source, row.seeds]
-        writer.writerow([*key, *numbers, row.corrupted_set])
+        key = map(escape_csv, (row.data, row.net, row.augment, str(row.mollify).lower(), row.settings, row.source))
+        writer.writerow([*key, row.seeds, *numbers, escape_csv(row.corrupted_set)])
     return text.getvalue()
 
 
