@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastmoll.metrics import ClassificationMetrics, calibration_error
     from fastmoll.models import create_model
     from fastmoll.mollify import Mollify
-    from fastmoll.pipelines.errors import BadImageError
+    from fastmoll.pipelines.errors import BadImageError, BadImageWarning
     from fastmoll.pipelines.small import SmallData
     from fastmoll.scoring import evaluate
     from fastmoll.small_loader import SmallImageLoader
@@ -31,6 +31,7 @@ _HOME = {
     "CORRUPTIONS": "fastmoll.corruptions",
     "Augment": "fastmoll.augment",
     "BadImageError": "fastmoll.pipelines.errors",
+    "BadImageWarning": "fastmoll.pipelines.errors",
     "ClassificationMetrics": "fastmoll.metrics",
     "ImageNetLoader": "fastmoll.loader",
     "Mollify": "fastmoll.mollify",
@@ -72,6 +73,7 @@ __all__ = [  # noqa: RUF022
     "calibration_error",
     "ClassificationMetrics",
     "BadImageError",
+    "BadImageWarning",
 ]
 
 

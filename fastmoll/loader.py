@@ -69,6 +69,7 @@ class ImageNetLoader:
         dtype: torch.dtype = torch.float32,
         dali_augment: Callable[[Any], Any] | None = None,
         decoder: str = "mixed",
+        on_error: str = "raise",
     ) -> None:
         """List the files and check every argument; the pipeline is built at the first batch.
 
@@ -104,6 +105,9 @@ class ImageNetLoader:
                 DALI node of uint8 HWC images that gives another, of operators that can be checkpointed.
             decoder: Who decodes for a GPU: ``"mixed"``, itself and its JPEG engine, or ``"cpu"``, which leaves more of
                 it to the network and takes about 2 ms of a CPU an image.
+            on_error: What to do, in training, about a file that can't be decoded: ``"raise"`` a `BadImageError`, or
+                ``"substitute"`` the next image of its class that can, with a `BadImageWarning`. The rest of the stream
+                stays as it is. In evaluation every image counts, so there it must be ``"raise"``.
 
         Raises:
             ImportError: DALI is missing, or there in two builds.
@@ -125,6 +129,7 @@ class ImageNetLoader:
         if check_number("hw_decoder_load", hw_decoder_load, at_least=0.0) > 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
         check_choice("decoder", decoder, ("mixed", "cpu"))
+        check_choice("on_error", on_error, ("raise", "substitute") if train else ("raise",))
         in_graph, on_batch, mix = _resolve_augment(augment, size, seed)
         self._on_batch = on_batch if train else None
         if fused is None:
@@ -192,7 +197,9 @@ class ImageNetLoader:
         )
         from fastmoll.pipelines.stream import Stream
 
-        self._stream = Stream(self._config, self._folder, seed, length, padded_length)
+        self._stream = Stream(
+            self._config, self._folder, seed, length, padded_length, substitute=on_error == "substitute"
+        )
         self._augment = describe(augment)
         self._mollify, self._after = with_mix(mollify, mix if train else None, len(self.classes), seed)
         self._dtype = dtype

@@ -1,4 +1,4 @@
-"""The error a loader raises when an image can't be read."""
+"""The error a loader raises when an image can't be read, and the warning where it goes on without it."""
 
 from __future__ import annotations
 
@@ -18,3 +18,7 @@ class BadImageError(RuntimeError):
         self.files = list(files)
         listed = "".join(f"\n  {path}: {reason}" for path, reason in self.files)
         super().__init__(f"{context}{listed}")
+
+
+class BadImageWarning(UserWarning):
+    """An image file can't be decoded, and another takes its place."""

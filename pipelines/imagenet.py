@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,6 +228,7 @@ def build(
     checkpoint: bytes | None = None,
     map_files: bool = True,
     without: NDArray[np.bool_] | None = None,
+    replaced: Mapping[int, int] | None = None,
 ) -> Pipeline:
     """Build the graph over a folder.
 
@@ -241,6 +242,7 @@ def build(
         map_files: Map files into memory, which is a little faster. Not in a forked process: DALI keeps its mappings
             behind one lock, which a thread of the parent may have held when the process was made.
         without: The samples that are left out, bool ``(samples,)``.
+        replaced: Samples, and those that take their places.
 
     Returns:
         A built pipeline; ``run()`` gives images ``(batch, size, size, 3)``, sample ids int32 ``(batch, 1)`` and, where
@@ -249,11 +251,10 @@ def build(
     # DALI reads the list while it builds. A list in a file builds four times faster than one of Python strings; a file
     # in memory is gone with this process, however that ends.
     with open(os.memfd_create("fastmoll-files"), "wb") as file:
-        file.writelines(
-            os.fsencode(path) + b" %d\n" % sample
-            for sample, path in enumerate(folder.paths)
-            if without is None or not without[sample]
-        )
+        samples: Iterable[int] = range(len(folder)) if without is None else np.flatnonzero(~without).tolist()
+        if replaced:
+            samples = [replaced.get(sample, sample) for sample in samples]
+        file.writelines(os.fsencode(folder.paths[sample]) + b" %d\n" % sample for sample in samples)
         file.flush()
         with warnings.catch_warnings(record=True) as caught:
             pipeline = _graph(

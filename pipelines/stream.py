@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import tempfile
+import warnings
 import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from fastmoll.pipelines import imagenet
 from fastmoll.pipelines.diagnose import diagnose_files
-from fastmoll.pipelines.errors import BadImageError
+from fastmoll.pipelines.errors import BadImageError, BadImageWarning
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.pipelines.imagenet import GraphConfig
 
@@ -70,7 +71,16 @@ _FIRST_PROCESS = os.getpid()
 class Stream:
     """Batches of ``(images, sample ids)``; pads as the graph pads: every epoch has ``padded_length`` batches."""
 
-    def __init__(self, config: GraphConfig, folder: ImageFolder, seed: int, length: int, padded_length: int) -> None:
+    def __init__(
+        self,
+        config: GraphConfig,
+        folder: ImageFolder,
+        seed: int,
+        length: int,
+        padded_length: int,
+        *,
+        substitute: bool = False,
+    ) -> None:
         """Describe the stream; the pipeline is built when the first batch is asked for.
 
         Args:
@@ -79,12 +89,15 @@ class Stream:
             seed: Seed of orders and augmentations.
             length: Batches of an epoch that are used; the rest is skipped on the way to the next epoch.
             padded_length: Batches of an epoch that the graph gives.
+            substitute: Put another of its class in the place of an image that can't be decoded, and go on.
         """
         self._config = config
         self._folder = folder
         self._seed = seed
         self._length = length
         self._padded_length = padded_length
+        self._substitute = substitute
+        self._replaced: dict[int, int] = {}
         self._pipeline: Pipeline | None = None
         self.position = Position(0, 0, 0)
         _STREAMS.add(self)
@@ -117,18 +130,38 @@ class Stream:
         """The next batch.
 
         Raises:
-            BadImageError: A file of the batch can't be decoded.
+            BadImageError: A file of the batch can't be decoded, and no other takes its place.
         """
-        if self._pipeline is None:
-            self._pipeline = self._build(self._folder)
-        try:
-            batch = _run(self._pipeline, self._config.device_id)
-        except RuntimeError as error:
-            self._pipeline = None  # DALI's pipeline can't be used after an error
-            raise self._explain(error) from error
+        while True:
+            if self._pipeline is None:
+                self._pipeline = self._build(self._folder)
+            try:
+                batch = _run(self._pipeline, self._config.device_id)
+                break
+            except RuntimeError as error:
+                self._pipeline = None  # DALI's pipeline can't be used after an error
+                bad, reason = self._explain(error)
+                if not (self._substitute and self._replace(bad, reason)):
+                    raise reason from error
         here = self.position
         self.position = replace(here, batch=here.batch + 1, checkpoint=self._pipeline.checkpoint())
         return batch
+
+    def _replace(self, bad: list[int], reason: BadImageError) -> bool:
+        """Put others in the places of bad samples, where each of them has one; returns whether that is so.
+
+        DALI's state before them fits the new list, which is as long: all that is random in the batches that follow is
+        as if there had been no error.
+        """
+        for sample, (path, why) in zip(bad, reason.files, strict=True):
+            other = self._other(sample)
+            if other is None:
+                return False
+            instead = f"{self._folder.paths[other]} takes its place"
+            warnings.warn(f"{path}: {why}; {instead}", BadImageWarning, stacklevel=3)
+            # Those that it stood for, too.
+            self._replaced = {a: other if b == sample else b for a, b in self._replaced.items()} | {sample: other}
+        return bool(bad)
 
     def close(self) -> None:
         """Free the pipeline; the position stays."""
@@ -155,14 +188,25 @@ class Stream:
                 checkpoint=checkpoint,
                 map_files=os.getpid() == _FIRST_PROCESS,
                 without=without,
+                replaced=self._replaced,
             )
         except RuntimeError as error:
             if checkpoint is None:
                 raise
             raise ValueError(f"the loader state's checkpoint of {len(checkpoint)} bytes can't be restored") from error
 
-    def _explain(self, error: RuntimeError) -> BadImageError:
-        """Find the files of the batch that failed and what is wrong with them.
+    def _other(self, sample: int) -> int | None:
+        """The next sample of the same class that can be decoded; None where there is none."""
+        folder = self._folder
+        same = np.flatnonzero(folder.targets == folder.targets[sample])
+        for other in np.roll(same, -1 - np.searchsorted(same, sample)).tolist():
+            found = None if other in self._replaced else diagnose_files([folder.path(other)])
+            if found is not None and not any(finding.kind == "bad" for finding in found):
+                return int(other)
+        return None
+
+    def _explain(self, error: RuntimeError) -> tuple[list[int], BadImageError]:
+        """Find the samples of the batch that failed and what is wrong with them.
 
         DALI often does not name the file, and the order is known to DALI alone. A pipeline with the same state over the
         same number of files, each of them a small good image, gives the sample ids of the batches around the failure.
@@ -175,12 +219,12 @@ class Stream:
             pipeline = self._build(stand_in)
             # The error can belong to a batch that was being prepared ahead.
             for _ in range(self._config.prefetch + 1):
-                index = _run(pipeline, self._config.device_id).samples
-                found = diagnose_files([folder.path(i) for i in dict.fromkeys(index.tolist())])
-                bad = [(f.path, f.reason) for f in found if f.kind == "bad"]
+                samples = {folder.path(i): i for i in _run(pipeline, self._config.device_id).samples.tolist()}
+                bad = [(f.path, f.reason) for f in diagnose_files(list(samples)) if f.kind == "bad"]
                 if bad:
-                    return BadImageError(bad, f"can't decode {len(bad)} file(s) in {where}:")
-        return BadImageError([], f"DALI failed in {where}, though each of its files can be decoded alone: {error}")
+                    reason = BadImageError(bad, f"can't decode {len(bad)} file(s) in {where}:")
+                    return [samples[path] for path, _ in bad], reason
+        return [], BadImageError([], f"DALI failed in {where}, though each of its files can be decoded alone: {error}")
 
 
 def unpack(packed: bytes, samples: int) -> NDArray[np.bool_]:

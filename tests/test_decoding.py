@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import v2
 
+import fastmoll
 from fastmoll import BadImageError, ImageNetLoader
 
 SIZE = 32
@@ -127,6 +129,48 @@ def test_a_bad_file_is_named_with_its_reason(make_tree: Callable[..., Path], kin
     assert [path for path, _ in caught.value.files] == [str(victim)]
     assert str(victim) in str(caught.value) and f"batch {batches} of epoch 0" in str(caught.value)
     assert caught.value.files[0][1]  # a reason in words
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_another_image_of_the_class_takes_the_place_of_a_bad_one_and_all_else_stays(
+    make_tree: Callable[..., Path], kind: str
+) -> None:
+    def loader(tree: Path) -> ImageNetLoader:
+        return ImageNetLoader(
+            tree, "train", 4, SIZE, device="cpu", num_threads=1, return_index=True, on_error="substitute"
+        )
+
+    whole, tree = make_tree(24, name="whole"), make_tree(24)
+    with loader(whole) as undamaged:
+        expected = [batch for _ in range(2) for batch in undamaged]
+    bad = [tree / "class1" / name for name in ("0013.jpg", "0016.jpg")]  # neighbours: the first takes the third's place
+    victims, third = [12, 13], 14
+    damaged = loader(tree)
+    assert [damaged._folder.path(i) for i in victims] == [*map(str, bad)]
+    for path in bad:
+        data = BAD[kind](path.read_bytes())
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+    with pytest.warns(fastmoll.BadImageWarning) as warned, damaged:
+        batches = [batch for _ in range(2) for batch in damaged]
+    said = sorted(str(warning.message) for warning in warned)
+    assert [text.partition(":")[0] for text in said] == [*map(str, bad)]
+    assert all(text.endswith("class1/0019.jpg takes its place") for text in said)
+    for (images, labels, index), (old_images, old_labels, old_index) in zip(batches, expected, strict=True):
+        good = torch.tensor([i not in victims for i in old_index.tolist()])
+        assert torch.equal(images[good], old_images[good]) and torch.equal(labels, old_labels)
+        assert torch.equal(index, torch.where(good, old_index, third))
+
+
+def test_what_has_no_other_in_its_class_and_what_is_evaluated_is_not_replaced(make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(8, classes=8)
+    (tree / "class3" / "0003.jpg").write_text("<html>")
+    options: dict[str, Any] = {"size": SIZE, "device": "cpu", "num_threads": 1, "on_error": "substitute"}
+    with pytest.raises(BadImageError, match=r"class3/0003\.jpg: HTML page"):
+        list(ImageNetLoader(tree, "train", 4, **options))
+    with pytest.raises(ValueError, match="on_error must be one of 'raise', got 'substitute'"):
+        ImageNetLoader(tree, "val", 4, **options)
 
 
 def test_a_bad_file_in_a_later_epoch_is_named(make_tree: Callable[..., Path]) -> None:

@@ -220,6 +220,7 @@ _FREE = {
     "data.path",
     "data.threads",
     "data.hw_decoder_load",
+    "data.on_error",
     "mollify.backend",  # other code for the same draws
     "model.weights",
     "run.output",

@@ -78,7 +78,8 @@ def make_training(config: ImageNetConfig, process: Process, classes: list[str]) 
         if odd:
             raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
         mollify = make_mollify(config, classes)
-        return make_loader(config, process, "train", augment=config.data.augment, mollify=mollify)
+        options = {"augment": config.data.augment, "mollify": mollify, "on_error": config.data.on_error}
+        return make_loader(config, process, "train", **options)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ class FolderConfig(DataConfig):
     """CPU threads of each process's data pipeline; None: the loader's choice."""
     hw_decoder_load: float = 0.65
     """Share of a batch that the GPU's JPEG engine decodes, 0 to 1; without such an engine it changes nothing."""
+    on_error: Literal["raise", "substitute"] = "raise"
+    """What to do about a training image that can't be decoded: end the run, or take the next one of its class, with a
+    warning."""
     decoder: Literal["mixed", "cpu"] = "mixed"
     """Who decodes for a GPU: itself, or the CPU in about 2 ms an image, which leaves more of the GPU to the network."""
 
