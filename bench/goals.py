@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 Results = Mapping[str, Any]
 """What the benchmarks wrote, by name."""
@@ -12,10 +12,10 @@ Results = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Goal:
-    """One number of the results, and what it should be: at most ``limit``, or at least."""
+    """One number of the results, and what it should be."""
 
     what: str
-    most: bool
+    sign: Literal["<=", ">="]
     limit: float
     measure: Callable[[Results], float]
 
@@ -41,7 +41,9 @@ def _loader(column: str) -> Callable[[Results], float]:
 
 
 def _training(results: Results) -> float:
-    return max(row["against resident"] for row in results["train"]["rows"] if row["batches"] != "resident")
+    """Of mollified batches, by whatever decodes them fastest."""
+    others = ("resident", "real, clean")
+    return max(row["against resident"] for row in results["train"]["rows"] if row["batches"] not in others)
 
 
 def _share(results: Results) -> float:
@@ -56,17 +58,17 @@ GOALS: Final = (
         goal
         for tail in ("roles mixed", "roles and MixUp")
         for goal in (
-            Goal(f"batch tail, {tail}: times the copy", True, 1.25, _tail(tail, "times the copy", "fastmoll")),
-            Goal(f"batch tail, {tail}: Triton alone", True, 1.5, _tail(tail, "times the copy", "fastmoll triton")),
+            Goal(f"batch tail, {tail}: times the copy", "<=", 1.25, _tail(tail, "times the copy", "fastmoll")),
+            Goal(f"batch tail, {tail}: Triton alone", "<=", 1.5, _tail(tail, "times the copy", "fastmoll triton")),
         )
     ),
     Goal(
-        "blur alone: times faster than the authors' way", False, 20, _tail("blur alone", "times fastmoll", "dense DCT")
+        "blur alone: times faster than the authors' way", ">=", 20, _tail("blur alone", "times fastmoll", "dense DCT")
     ),
-    Goal("loader, mollified: images a second", False, 10_000, _loader("images/s")),
-    Goal("loader, mollified: times less CPU time", False, 3, _loader("times less CPU")),
-    Goal("training on real batches: against resident ones", False, 0.99, _training),
-    Goal("mollification: share of a training step", True, 0.01, _share),
+    Goal("loader, mollified: images a second", ">=", 10_000, _loader("images/s")),
+    Goal("loader, mollified: times less CPU time", ">=", 3, _loader("times less CPU")),
+    Goal("training on real batches: against resident ones", ">=", 0.99, _training),
+    Goal("mollification: share of a training step", "<=", 0.01, _share),
 )
 
 
@@ -78,11 +80,11 @@ def compare(results: Results) -> list[dict[str, Any]]:
             value: float | None = goal.measure(results)
         except (KeyError, ValueError, TypeError):
             value = None
-        met = value is not None and (value <= goal.limit if goal.most else value >= goal.limit)
+        met = value is not None and (value <= goal.limit if goal.sign == "<=" else value >= goal.limit)
         rows.append(
             {
                 "goal": goal.what,
-                "wanted": f"{'<=' if goal.most else '>='} {goal.limit:g}",
+                "wanted": f"{goal.sign} {goal.limit:g}",
                 "measured": "nothing" if value is None else value,
                 "met": "-" if value is None else "yes" if met else "NO",
             }

@@ -46,7 +46,7 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise ValueError(f"device must be 'cuda' or 'cpu', got {self.device!r}")
+            raise ValueError(f"device must be 'cuda', 'cuda:<n>' or 'cpu', got {self.device!r}")
         if self.device != "cpu" and not torch.cuda.is_available():
             raise ValueError(f"device must be 'cpu' where torch sees no CUDA device, got {self.device!r}")
 

@@ -90,14 +90,14 @@ def _run(settings: Settings, data: Path, *extra: str) -> dict[str, Any]:
 
 def bench_train(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Steps on real, mollified batches, on real clean ones, and on one batch that stays on the device."""
-    runs: dict[Side, list[dict[str, Any]]] = {}
+    runs: dict[Side, list[dict[str, Any]]] = {name: [] for name in settings.sides}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         _one_long_epoch(settings.data, Path(folder), (settings.steps + 5) * settings.batch_size)
         for _ in range(settings.rounds):
             for name in settings.sides:
                 try:
-                    runs.setdefault(name, []).append(_run(settings, Path(folder), *_OPTIONS[name]))
+                    runs[name].append(_run(settings, Path(folder), *_OPTIONS[name]))
                 except ValueError as error:  # the others' figures must not be lost with it
                     failed[name] = str(error)
     rows: list[dict[str, Any]] = []

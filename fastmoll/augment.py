@@ -260,7 +260,7 @@ class Augment:
 
 
 def check_augment(augment: Any, height: int, width: int) -> None:
-    """Raise ``ValueError`` unless ``augment`` is a function, and if it is an `Augment`, one for images of this size."""
+    """Raise ``ValueError`` unless ``augment`` is callable and, if an `Augment` itself, for images of this size."""
     if not callable(augment):
         raise ValueError(f"augment must be a name or callable, got {augment!r}")
     if type(augment) is Augment and not augment.size == height == width:

@@ -112,7 +112,7 @@ def states_for(
         ours: A state of this loader, as `check_state` takes it.
 
     Returns:
-        This rank's alone and True, or those of all ranks, which were another number of them, and False.
+        The state of this rank alone, and True; or, where their number was another, those of all ranks, and False.
 
     Raises:
         ValueError: names what differs, or why these are not the states of all ranks.
@@ -124,7 +124,8 @@ def states_for(
         check_state(state, ours)
         return [state], True
     if not state or not now["train"]:
-        raise ValueError(f"only a training goes on from the states of another number of ranks, got {len(state)}")
+        wanted = f"of {now['world_size']} ranks, or in training of any number"
+        raise ValueError(f"loader states must be those {wanted}, got {len(state)}")
     for rank, one in enumerate(state):
         check_state(one, ours, ("batch_size", "rank", "world_size"))
         before = one["fingerprint"]
@@ -144,7 +145,8 @@ def states_for(
 
 
 def _without_backend(value: Any) -> Any:
-    return re.sub(r"\bbackend='\w+', ", "", value) if isinstance(value, str) else value
+    # Of a Mollify alone: a user's function may do something else with another backend.
+    return re.sub(r"(?<=\(num_classes=)(.*) backend='\w+',", r"\1", value) if isinstance(value, str) else value
 
 
 def describe(function: object) -> str:

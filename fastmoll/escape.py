@@ -7,8 +7,6 @@ from typing import Final
 
 _MARKUP: Final = re.compile(r"[\\|*`<~$\[\]]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
 """Signs that would start something: not an underscore within a word."""
-
-
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 

@@ -21,7 +21,7 @@ from fastmoll.pipelines import MEAN, STD, check_dali
 from fastmoll.pipelines.files import scan_folder
 from fastmoll.placement import resolve_device, resolve_rank, threads
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 _SIZE_LIMIT = 4096
 
 
@@ -254,12 +254,12 @@ class ImageNetLoader:
             place.require(token)
             self._stream.seek(place.epoch, place.position)
             images, index, flip = self._stream.next()
-            valid = self._batch_size
-            if not self._config.train:
-                valid = min(valid, self._shard_size - place.position * self._batch_size)
-            if place.position == 0:
-                self._seen[:] = False
-            self._seen[index[:valid]] = True
+            valid = min(self._batch_size, self._shard_size - place.position * self._batch_size)
+            if self._config.train:
+                valid = self._batch_size  # the shards of the rest of an epoch are others
+                if place.position == 0:
+                    self._seen[:] = False
+                self._seen[index.numpy()] = True
             place.position += 1
             yield self._finish(images[:valid], index[:valid], None if flip is None else flip[:valid])
         place.end(token)
@@ -273,7 +273,7 @@ class ImageNetLoader:
             flip = None if flip is None else flip.pin_memory()
         if self._on_batch is not None:
             # Draws made on the CPU tell the host which images an operation is for, without asking the device.
-            known = isinstance(self._on_batch, Augment)
+            known = type(self._on_batch) is Augment  # a subclass is called as any function is
             ids = index if known else index.to(self._device, non_blocking=True)
             images = check_augmented(self._on_batch(images, ids, self.epoch), len(index), self._device)
         if self._config.standardise:
@@ -346,18 +346,12 @@ class ImageNetLoader:
         To be taken between batches, inside or outside the loop. Integers, strings and uint8 tensors, so that
         ``torch.load(weights_only=True)`` reads it; about a kilobyte, and a bit a sample in the middle of an epoch.
         """
-        stream = self._stream.position
         middle = self._config.train and 0 < self._place.position < len(self)
         return {
             "version": _STATE_VERSION,
             "epoch": self._place.epoch,
             "position": self._place.position,
-            "stream_born": stream.born,
-            "stream_epoch": stream.epoch,
-            "stream_batch": stream.batch,
-            "stream_checkpoint": _to_tensor(stream.checkpoint),
-            "stream_epoch_start": _to_tensor(stream.epoch_start),
-            "stream_without": _to_tensor(stream.without),
+            **self._stream.position.to_state(),
             "seen": torch.from_numpy(np.packbits(self._seen[: self.num_samples if middle else 0])),
             "fingerprint": self.fingerprint,
         }
@@ -371,8 +365,8 @@ class ImageNetLoader:
                 another order and as other crops; ``batch_size`` must be such that a step has as many images as before.
 
         Raises:
-            ValueError: Not a loader's state, or one of another data set, rank, batch size, seed or set-up; the message
-                names what differs.
+            ValueError: Not a loader's state, or one of another data set, seed or set-up, or of another rank or batch
+                size than ``state`` may be of; the message names what differs.
         """
         from fastmoll.pipelines.stream import Position, unpack
 
@@ -383,21 +377,9 @@ class ImageNetLoader:
         seen = np.zeros(self.num_samples, bool)
         middle = self._config.train and 0 < position < len(self)
         for one in states if middle else ():
-            seen |= unpack(_to_bytes(one["seen"]) or b"", self.num_samples)
+            seen |= unpack(bytes(one["seen"].tolist()), self.num_samples)
         if same:
-            stream = Position(
-                born=check_integer("state's stream_born", own["stream_born"], 0),
-                epoch=check_integer("state's stream_epoch", own["stream_epoch"], 0),
-                batch=check_integer("state's stream_batch", own["stream_batch"], 0, len(self) + 1),
-                checkpoint=_to_bytes(own["stream_checkpoint"]),
-                epoch_start=_to_bytes(own["stream_epoch_start"]),
-                without=_to_bytes(own["stream_without"]),
-            )
-            begun = stream.checkpoint is not None or stream.without is not None
-            if (position and (epoch, position) != (stream.epoch, stream.batch)) or (stream.batch and not begun):
-                raise ValueError(
-                    f"loader state contradicts itself: batch {position} of epoch {epoch}, stream at {stream}"
-                )
+            stream = Position.from_state(own, len(self))
         elif middle:
             stream = Position(epoch, epoch, position, without=np.packbits(seen).tobytes())
         else:
@@ -422,11 +404,3 @@ def _resolve_augment(
     if spec.policy == "augmix":  # DALI has none
         return spec.base, Augment(AugmentSpec("none", spec.policy), size, seed=seed), spec.mix
     return str(AugmentSpec(spec.base, spec.policy)), None, spec.mix
-
-
-def _to_tensor(data: bytes | None) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _to_bytes(data: Tensor) -> bytes | None:
-    return bytes(data.tolist()) or None

@@ -18,7 +18,7 @@ from fastmoll.kernels.cuda_toolchain import load_kernel, shared_limit
 from fastmoll.kernels.philox import EPOCH_BITS, NOISE
 
 _TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-"""Codes of the enumeration in ``batch_tail.cu``, for inputs and outputs."""
+"""Codes of the enumeration in ``batch_tail_instructions.cuh``, for inputs and outputs."""
 
 
 @dataclasses.dataclass(frozen=True)

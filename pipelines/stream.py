@@ -20,6 +20,7 @@ from nvidia.dali import Pipeline
 from PIL import Image
 from torch import Tensor
 
+from fastmoll.kernels.checks import check_integer
 from fastmoll.pipelines import imagenet
 from fastmoll.pipelines.diagnose import diagnose_files
 from fastmoll.pipelines.errors import BadImageError, BadImageWarning
@@ -48,6 +49,36 @@ class Position:
     checkpoint: bytes | None = None
     epoch_start: bytes | None = None
     without: bytes | None = None
+
+    def to_state(self) -> dict[str, Any]:
+        """As a part of a loader's state: integers and uint8 tensors."""
+        return {f"stream_{name}": _packed(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], length: int) -> Position:
+        """What `to_state` gave, in the state of a loader that stands there, with epochs of ``length`` batches.
+
+        Raises:
+            ValueError: it is no such state; the message names what is wrong.
+        """
+        born, epoch, batch = (
+            check_integer(f"state's stream_{name}", state[f"stream_{name}"], 0, end)
+            for name, end in (("born", None), ("epoch", None), ("batch", length + 1))
+        )
+        parts = ("checkpoint", "epoch_start", "without")
+        found = cls(born, epoch, batch, *(bytes(state[f"stream_{name}"].tolist()) or None for name in parts))
+        place, begun = (state["epoch"], state["position"]), found.checkpoint is not None or found.without is not None
+        if (place[1] and place != (epoch, batch)) or (batch and not begun):
+            raise ValueError(
+                f"loader state contradicts itself: batch {place[1]} of epoch {place[0]}, stream at {found}"
+            )
+        return found
+
+
+def _packed(value: int | bytes | None) -> int | Tensor:
+    if isinstance(value, int):
+        return value
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
 
 
 class Batch(NamedTuple):

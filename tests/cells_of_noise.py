@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 from fastmoll.distributed import Process
 from fastmoll.robustness.measure import measure
-from fastmoll.robustness.results import (
-    ALL,
-    Cell,
-    Results,
-)
+from fastmoll.robustness.results import ALL, Cell, Results
 
 CPU = Process(0, 1, torch.device("cpu"))
 HEADER: dict[str, Any] = {

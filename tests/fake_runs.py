@@ -18,6 +18,19 @@ from fastmoll.report.read import read_run
 from fastmoll.report.runs import Group, group_seeds
 from fastmoll.report.table import Number, Table, Value
 
+TABLE = Table(
+    "A title: 50 % of #1",
+    "A note on a_b.",
+    ("name", "count", "error, %"),
+    (
+        ("a_b|c & d", 3, Number(1 / 3, 0.046, 2)),
+        ("~^\\{}$", 10, Number(-2.5, None, 1, signed=True)),
+        ("ü <x>", 7, None),
+    ),
+)
+"""A small table with signs that mean something in every format."""
+ODD = ("a|b$x_{", "<script>x</script>", r"\input{x}%&#~^_", "../../x", "🦊猫", "L" * 300, "[x] *y* `z` &lt; _q_ --v")
+"""Names that mean something where they are written: in Markdown, HTML, LaTeX, paths."""
 NAMES = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
     *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -63,7 +76,7 @@ def fake_result(
     settings: dict[str, Any] | None = None,
     source: str = "generated",
     frost: str | None = "made",
-    place: str | None = None,
+    set_name: str | None = None,
     count: int = 400,
     shift: float = 0.0,
 ) -> dict[str, Any]:
@@ -85,7 +98,7 @@ def fake_result(
         "format": 1,
         "source": source,
         "frost": frost if source == "generated" else None,
-        "set": place,
+        "set": set_name,
         "data": data,
         "size": size,
         "num_classes": num_classes,

@@ -319,7 +319,7 @@ def test_a_set_of_fastmoll_corrupt_is_kept_apart_from_images_made_on_the_way(
     assert run(mine, *SOME) == 0
     found = read_run(mine)
     assert found.path == mine / "robustness-generated-set" / "robustness.json" and str(found.path) in printed
-    assert (found.source, found.frost, found.place) == ("generated", "made", "set")
+    assert (found.source, found.frost, found.set_name) == ("generated", "made", "set")
     assert len(cells(mine / "robustness-generated")) == 5 and len(cells(found.path.parent)) == 76
 
 

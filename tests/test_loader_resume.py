@@ -14,6 +14,7 @@ from imagenet_loaders import Make, equal, ids, loader, stream
 from torch import Tensor
 
 import fastmoll
+from fastmoll.epochs import check_state
 
 
 def saved(state: dict[str, Any]) -> Any:
@@ -106,6 +107,9 @@ def test_another_backend_goes_on_with_the_same_draws_but_no_other_setting_may_ch
     assert equal(stream(second), expected[2:])
     with pytest.raises(ValueError, match="does not fit: mollify was"):
         loader(tree, mollify=fastmoll.Mollify(3, backend="torch", k_blur=2.0)).load_state_dict(first.state_dict())
+    ours, theirs = ({"version": 1, "fingerprint": {"augment": f"Own(backend='{x}', size=8)"}} for x in ("cv", "pil"))
+    with pytest.raises(ValueError, match="does not fit: augment was"):  # which may well be another augmentation
+        check_state(theirs, ours)
 
 
 @pytest.mark.parametrize(("stop", "before", "after"), [(1, 2, 4), (2, 4, 1), (3, 1, 2), (5, 2, 1), (0, 2, 4)])
@@ -168,7 +172,7 @@ def test_states_that_are_not_those_of_all_ranks_are_refused(
     [
         ({"batch_size": 3}, "2 ranks with batch_size=4: 4 must have as many images together, got batch_size=3"),
         ({"seed": 1}, "does not fit: seed was"),
-        ({"train": False}, "only a training goes on"),
+        ({"train": False}, "of 4 ranks, or in training of any number, got 2"),
     ],
 )
 def test_another_number_of_ranks_must_have_the_same_set_up(

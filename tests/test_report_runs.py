@@ -256,8 +256,8 @@ def test_a_run_evaluated_on_several_sets_is_one_row_for_each(tmp_path: Path) -> 
     def read(name: str, **values: Any) -> RunResult:
         return read_run(write(tmp_path / name, **values))
 
-    own, other = ({"source": "official", "place": place} for place in ("CIFAR-10-C", "CIFAR-10-C-bar"))
-    written = [read("written", seed=0, place="mine"), read("made", seed=0), read("made 1", seed=1)]
+    own, other = ({"source": "official", "set_name": name} for name in ("CIFAR-10-C", "CIFAR-10-C-bar"))
+    written = [read("written", seed=0, set_name="mine"), read("made", seed=0), read("made 1", seed=1)]
     named = [read(f"named {seed}", seed=seed, **own) for seed in (0, 1)]
     groups = group_seeds([*named, *written, read("other", seed=0, **other)])
     assert [(image_set(group.run), len(group.runs)) for group in groups] == [
@@ -276,7 +276,7 @@ def test_a_run_evaluated_on_several_sets_is_one_row_for_each(tmp_path: Path) -> 
     del content["set"]  # an evaluation of an earlier version
     path = tmp_path / "robustness.json"
     path.write_text(json.dumps(content))
-    assert read_run(path).place is None
+    assert read_run(path).set_name is None
 
 
 def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:

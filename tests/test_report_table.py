@@ -7,24 +7,12 @@ import io
 import re
 
 import pytest
-from fake_runs import several_groups
+from fake_runs import ODD, TABLE, several_groups
 
 from fastmoll.escape import escape_markdown
 from fastmoll.report.runs import Group
 from fastmoll.report.table import Number, Table, Value, as_text
 from fastmoll.report.tables import all_tables
-
-TABLE = Table(
-    "A title: 50 % of #1",
-    "A note on a_b.",
-    ("name", "count", "error, %"),
-    (
-        ("a_b|c & d", 3, Number(1 / 3, 0.046, 2)),
-        ("~^\\{}$", 10, Number(-2.5, None, 1, signed=True)),
-        ("ü <x>", 7, None),
-    ),
-)
-ODD = ("a|b$x_{", "<script>x</script>", r"\input{x}%&#~^_", "../../x", "🦊猫", "L" * 300, "[x] *y* `z` &lt; _q_ --v")
 
 
 @pytest.fixture(scope="module")

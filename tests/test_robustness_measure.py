@@ -14,11 +14,7 @@ from fastmoll.distributed import Stop
 from fastmoll.report.read import read_run
 from fastmoll.robustness.measure import measure, rescore
 from fastmoll.robustness.predictions import Predictions, read_predictions, write_predictions
-from fastmoll.robustness.results import (
-    ALL,
-    Cell,
-    Results,
-)
+from fastmoll.robustness.results import ALL, Cell, Results
 from fastmoll.scoring import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,14 +14,7 @@ from cells_of_noise import HEADER, begun, run
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.metrics import ALEXNET, mean_corruption_error
 from fastmoll.report.read import read_run
-from fastmoll.robustness.results import (
-    ALL,
-    Results,
-    add_to_result,
-    cell_name,
-    has_baseline,
-    table,
-)
+from fastmoll.robustness.results import ALL, Results, add_to_result, cell_name, has_baseline, table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

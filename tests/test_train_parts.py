@@ -434,6 +434,13 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c.pt"]
 
 
+def test_a_gpu_goes_on_from_the_random_state_of_a_cpu() -> None:
+    state = checkpoint.rng_state(CPU.device)
+    expected = torch.rand(3)
+    checkpoint.set_rng_state(state, torch.device("cuda"))
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     this = saved_run(tmp_path / "c.pt")
 

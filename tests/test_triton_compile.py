@@ -44,8 +44,7 @@ def compile_case(case):
             for architecture in case["architectures"]:
                 used = triton_compile.compile_launch(launch, architecture)
                 yield {
-                    "kernel": used.kernel, "architecture": architecture, "registers": used.registers,
-                    "stack": used.stack, "shared": used.shared,
+                    "kernel": used.kernel, "architecture": architecture, "stack": used.stack, "shared": used.shared,
                     "matrix": sorted(set(re.findall(r"HMMA|HGMMA|UTCHMMA", used.sass))),
                     "copies": bool(re.search(r"LDGSTS|UBLKCP|UTMALDG", used.sass)),
                 }

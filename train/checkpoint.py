@@ -50,9 +50,9 @@ def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: 
             f"{path} is of another data set: {len(theirs)} classes there and {len(ours)} here"
             + (f", the first difference is {other[0]!r} against {other[1]!r}" if other else "")
         )
-    before, now = content["config"]["data"]["batch_size"], config["data"]["batch_size"]
     if content["world_size"] != world_size:
         # The schedule counts steps, so that one must have as many images as before.
+        before, now = content["config"]["data"]["batch_size"], config["data"]["batch_size"]
         images = before * content["world_size"]
         if now * world_size != images:
             wanted = f"is {images // world_size}" if images % world_size == 0 else f"times their number is {images}"
@@ -76,7 +76,7 @@ def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def set_rng_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Put back what `rng_state` gave."""
+    """Put back what `rng_state` gave; of a run that was on a CPU, a GPU has nothing."""
     torch.set_rng_state(state["cpu"])
-    if device.type == "cuda":
+    if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -307,9 +307,9 @@ def _results(
     if network.kept is not None:
         fingerprint["choice of outputs"] = describe_outputs(network.kept, network.outputs)
     digests = {} if corrupted is None else cell_digests(corrupted)
-    usual = checkpoint.folder / f"robustness-{source}"
+    out = checkpoint.folder / f"robustness-{source}"
     results = Results(
-        getattr(args, "out", usual),
+        getattr(args, "out", out),
         header,
         fingerprint,
         environment(process),
@@ -317,8 +317,9 @@ def _results(
         of_files=images.of_files,
     )
     # A set that fastmoll corrupt wrote is not the images that are made on the way: those of files have JPEG's loss.
-    if corrupted is not None and (corrupted.source == "generated" or results.is_of_another_set(usual)):
-        results.out = getattr(args, "out", usual.with_name(f"{usual.name}-{header['set']}"))
+    own = corrupted is not None and (source == "generated" or results.is_of_another_set(out))
+    if own and not hasattr(args, "out"):
+        results.out = out.with_name(f"{out.name}-{header['set']}")
     return results
 
 

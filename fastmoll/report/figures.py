@@ -98,9 +98,9 @@ def _figure(out: Path, name: str, title: str, draw: Callable[[], tuple[Canvas, s
 
 
 def _parts(groups: Sequence[Group], name: str) -> list[tuple[str, list[Group]]]:
-    """One figure of all, or where that would be too many as many networks in one as have colours.
+    """Runs for each figure, and the networks in its title: all in one, or where those are too many, several figures.
 
-    The recipe's runs come first.
+    Each of these has as many networks as there are colours for their runs. The recipe's runs come first.
     """
     ordered = sorted(groups, key=lambda group: bool(group.run.settings))
     nets = list(dict.fromkeys(group.run.net for group in groups))

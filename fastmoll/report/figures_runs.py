@@ -12,8 +12,7 @@ import numpy as np
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
 from fastmoll.report.labels import labels, settings_text
-from fastmoll.report.pairs import difference
-from fastmoll.report.pairs import make_pairs as pair_groups
+from fastmoll.report.pairs import difference, make_pairs
 from fastmoll.report.runs import CLEAN, Group
 from fastmoll.report.style import (
     COLOURS,
@@ -84,14 +83,14 @@ def make_lines(groups: Sequence[Group], every: Sequence[Group]) -> list[Line]:
     return lines
 
 
-def make_pairs(lines: Sequence[Line]) -> list[Pair]:
+def pair_lines(lines: Sequence[Line]) -> list[Pair]:
     """Each line with mollification beside the one without that the tables, too, compare it with."""
     known = {id(line.group): line for line in lines}
-    return [(known[id(a)], known[id(b)]) for a, b in pair_groups([line.group for line in lines])]
+    return [(known[id(a)], known[id(b)]) for a, b in make_pairs([line.group for line in lines])]
 
 
 def _needed_pairs(lines: Sequence[Line]) -> list[Pair]:
-    pairs = make_pairs(lines)
+    pairs = pair_lines(lines)
     if not pairs:
         raise NothingToShowError("no two runs differ in mollification alone")
     return pairs
@@ -138,7 +137,7 @@ def clean_corrupted(lines: Sequence[Line]) -> Drawing:
                 **line.look.line | {"linestyle": "none", "markersize": 7},
                 elinewidth=1,
             )
-        for pair in make_pairs(lines):
+        for pair in pair_lines(lines):
             start, end = ((x.group.statistic(metric, CLEAN).mean, x.group.statistic(metric).mean) for x in pair)
             arrow = {"arrowstyle": "->", "color": pair[1].look.colour, "shrinkA": 5, "shrinkB": 5, "alpha": 0.7}
             place.annotate("", end, start, arrowprops=arrow)
@@ -146,7 +145,7 @@ def clean_corrupted(lines: Sequence[Line]) -> Drawing:
         place.margins(0.12)
         diagonal(place)
     legend_below(canvas, axes[0])
-    arrows = " Arrows go from runs without to those with mollification." if make_pairs(lines) else ""
+    arrows = " Arrows go from runs without to those with mollification." if pair_lines(lines) else ""
     return canvas, (
         "Mean over the 75 corrupted cells against clean images; on the dotted line, where it is in sight, both are "
         f"equal. The axes do not begin at zero.{arrows} {over_seeds(lines, 'Bars')}"
@@ -158,7 +157,7 @@ def radar(lines: Sequence[Line]) -> Drawing:
     from matplotlib.projections.polar import PolarAxes
     from matplotlib.ticker import MaxNLocator
 
-    pairs = make_pairs(lines)
+    pairs = pair_lines(lines)
     shown = _panels_of(lines, pairs) if pairs else [list(lines)]
     left_out = len(shown) - _PANELS
     shown = shown[:_PANELS]

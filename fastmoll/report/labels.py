@@ -76,10 +76,10 @@ def augmentation(run: RunResult) -> str | None:
 
 
 def explain_images(groups: Sequence[Group]) -> str:
-    """What must be said about the corrupted images: a sentence for each kind of frost; official ones need none."""
+    """Sentences on what the names of the corrupted images mean; empty where they need none, as official ones alone."""
     runs = [group.run for group in groups]
     texts = [text for name, text in _FROST.items() if name in {run.frost for run in runs}]
-    if len({run.place is None for run in runs if run.source == "generated"}) > 1:
+    if len({run.set_name is None for run in runs if run.source == "generated"}) > 1:
         texts.append("Generated images without the name of a set were made on the way.")
     return " ".join(texts)
 

@@ -62,7 +62,7 @@ def escape_latex(text: str) -> str:
 
 
 def _beside(table: Table) -> list[tuple[Table, str]]:
-    """A table that is ``wide`` as several, with the data sets beside each other, any other one as it is; and labels."""
+    """Tables with their labels: of a ``wide`` one several, with data sets beside each other; else the table itself."""
     if not table.wide:
         return [(table, table.name)]
     place = {name: number for number, name in enumerate(table.columns)}

@@ -200,7 +200,7 @@ class _Reader:
             source=source,
             frost=self.take(content, "frost", _Kind(words, lambda x: x in textures)),
             # Evaluations of earlier versions don't say.
-            place=self.take(content, "set", _TEXT | None) if "set" in content else None,
+            set_name=self.take(content, "set", _TEXT | None) if "set" in content else None,
             data=self.take(content, "data", _TEXT),
             size=self.take(content, "size", _PIXELS),
             num_classes=self.take(content, "num_classes", _COUNT),

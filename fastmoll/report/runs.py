@@ -49,8 +49,8 @@ class RunResult:
         path: The ``robustness.json`` it was read from.
         source: Where the corrupted images are from: ``"official"`` or ``"generated"``.
         frost: Frost's textures: ``"published"``, ``"made"``, or None for an official set.
-        place: Name of the folder of the corrupted set; None for images that were made on the way, and where it isn't
-            known or, after `group_seeds`, needed.
+        set_name: Name of the corrupted set's folder; None for images that were made on the way, where it isn't known
+            and, after `group_seeds`, where it tells nothing apart.
         data: Data set.
         size: Side of the images, in pixels.
         num_classes: Number of classes.
@@ -71,7 +71,7 @@ class RunResult:
     path: Path
     source: str
     frost: str | None
-    place: str | None
+    set_name: str | None
     data: str
     size: int
     num_classes: int
@@ -183,9 +183,9 @@ def label_images(source: str, frost: str | None) -> str:
 def image_set(run: RunResult) -> str:
     """`label_images` of a run, and which set it is where there are several: ``"official (set: CIFAR-10-C)"``."""
     label = label_images(run.source, run.frost)
-    if run.place is None:
+    if run.set_name is None:
         return label
-    return f"{label[:-1]}; set: {run.place})" if run.frost else f"{label} (set: {run.place})"
+    return f"{label[:-1]}; set: {run.set_name})" if run.frost else f"{label} (set: {run.set_name})"
 
 
 def _naming_sets(runs: Sequence[RunResult]) -> list[RunResult]:
@@ -194,11 +194,11 @@ def _naming_sets(runs: Sequence[RunResult]) -> list[RunResult]:
     def kind(run: RunResult) -> tuple[object, ...]:
         return run.data, run.size, run.source, run.frost
 
-    places: dict[tuple[object, ...], set[str | None]] = {}
+    names: dict[tuple[object, ...], set[str | None]] = {}
     for run in runs:
         # Of an official set, None means that it isn't known which.
-        places.setdefault(kind(run), set()).update({run.place} - ({None} if run.source == "official" else set()))
-    return [run if len(places[kind(run)]) > 1 else replace(run, place=None) for run in runs]
+        names.setdefault(kind(run), set()).update({run.set_name} - ({None} if run.source == "official" else set()))
+    return [run if len(names[kind(run)]) > 1 else replace(run, set_name=None) for run in runs]
 
 
 def _key(run: RunResult) -> tuple[Any, ...]:

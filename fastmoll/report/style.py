@@ -194,7 +194,8 @@ def diagonal(axes: Axes) -> None:
 def write(canvas: Canvas, folder: Path, name: str) -> tuple[Path, Path]:
     """Write a figure as ``<name>.png`` and ``<name>.svg``; the same figure gives the same bytes.
 
-    Each is drawn once, and laid out for the first: ``savefig`` would do so for each and draw both twice.
+    The layout is found once, for the PNG, and each file is drawn once; ``savefig`` would find it for each, and draw
+    each twice.
 
     Returns:
         Both paths.

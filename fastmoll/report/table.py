@@ -77,12 +77,13 @@ class Table:
         note: What the figures are; a table without rows says here why.
         columns: Head of each column, all different.
         rows: Cells of each row.
-        heads: For some columns, a head of two lines: one that neighbours share, and one of their own; by the name of
-            the column. Like the next three, for LaTeX, whose tables are as the paper's.
+        heads: By the name of a column, its head in several lines, the upper ones shared by neighbours. This and all
+            below is for LaTeX alone, whose tables are laid out as the paper's.
         rules: Columns at whose changes a rule is set.
         best: Columns of figures of which the lowest is bold.
-        wide: The columns with ``heads`` stand there for each data set, beside each other; rows that differ in one of
-            these columns are apart, in tables of their own, unless these had one row each. Empty: none does.
+        wide: Where it isn't empty, the data sets stand beside each other: the columns with ``heads`` are there for each
+            of them. Rows that differ in one of the columns named here go into tables of their own, unless these would
+            have hardly more than a row each.
 
     Raises:
         ValueError: a row is longer or shorter than the head, or two columns have one name.

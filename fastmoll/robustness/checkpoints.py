@@ -60,8 +60,9 @@ class Checkpoint:
 
     @property
     def identity(self) -> str:
-        """What tells the network from others besides its weights: its name, and of one that a function of the user's
-        makes, a digest of the code, of which that may import more while it is at it.
+        """What tells the network from others besides its weights: its name, and a digest of the user's code, if any.
+
+        To be asked for after ``build``, during which that code may import more.
         """
         return self.net if self.function is None else describe_function(self.net, self.function)
 

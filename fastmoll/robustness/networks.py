@@ -64,7 +64,10 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
 
 
 def describe_function(name: str, function: Callable[..., Any]) -> str:
-    """The name of a function, and a digest of the file that defines it and of those beside and below that are imported.
+    """The name of a function and a digest of its code.
+
+    That is the file which defines it, and all imported files in the folder of that file (of a package, in the folder
+    that holds the whole package) and below, but for installed packages and fastmoll itself.
 
     Args:
         name: What to call it.
@@ -88,14 +91,14 @@ def describe_function(name: str, function: Callable[..., Any]) -> str:
             files.setdefault(path, path.read_bytes())
     content = hashlib.blake2b(digest_size=8)
     for path in sorted(files):
-        # As it was when there was one alone.
+        # Of one file alone the digest is that of its bytes, as in earlier versions.
         content.update((b"" if len(files) == 1 else os.fsencode(path.relative_to(root)) + b"\0") + files[path])
     count = f"{len(files)} files" if len(files) > 1 else "file"
     return f"{name} (digest of its {count} {content.hexdigest()})"
 
 
 def _imported(root: Path) -> Iterator[Path]:
-    """The files in a folder that are imported, without installed packages, and fastmoll, whose version counts."""
+    """The imported files in a folder, but those of installed packages and of fastmoll, whose version counts."""
     library = Path(sysconfig.get_path("stdlib")).resolve()
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)

@@ -81,18 +81,18 @@ class Results:
         self.evaluation = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def is_of_another_set(self, out: Path) -> bool:
-        """Whether a folder holds an evaluation on a corrupted set of another name, and with other images.
+        """Whether a folder holds an evaluation on a corrupted set of another name and other images.
 
-        A set that was moved has its images still. Of a folder that can't be read, `begin` says what is wrong.
+        A set that was renamed still has its images. What is wrong with a damaged folder, `begin` says.
         """
         try:
             there = Results.open(out)
         except ValueError:
             return False
         known = self._images.keys() & there._images.keys()
-        moved = bool(known) and all(self._images[name] == there._images[name] for name in known)
-        # Evaluations of earlier versions don't say which.
-        return not moved and there.header.get("set", name := self.header.get("set")) != name
+        renamed = bool(known) and all(self._images[name] == there._images[name] for name in known)
+        ours = self.header["set"]
+        return not renamed and there.header.get("set", ours) != ours  # those of earlier versions don't say which
 
     @classmethod
     def open(cls, out: Path) -> Results:
@@ -307,13 +307,13 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> str | None:
     if isinstance(before, dict) and before.get("source") == "official" and content["source"] != "official":
         return f"{refused} {path}, which has that of official images: one of generated images does not replace it"
     # The trainer's errors are fractions.
-    fraction, place = content["corrupted"]["error"] / 100, content.get("set")
-    # With the same error it is the same set, which was moved.
+    fraction, name = content["corrupted"]["error"] / 100, content.get("set")
+    # With the same error it is the same set, which was renamed.
     if isinstance(before, dict) and before.get("source") == "official" and before.get("error") != fraction:
-        if before.get("set", place) != place:
+        if before.get("set", name) != name:
             return f"{refused} {path}, which has that of another official set, {before['set']}"
     source = label_images(content["source"], content["frost"])
-    result["corrupted"] = {"error": fraction, "source": source, **({} if place is None else {"set": place})}
+    result["corrupted"] = {"error": fraction, "source": source, **({} if name is None else {"set": name})}
     try:
         write_json(path, result)
     except OSError as error:

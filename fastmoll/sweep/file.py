@@ -348,13 +348,17 @@ def _run(
     )
 
 
+def environment_alone() -> dict[str, str]:
+    """The environment without what tells a trainer that it is one of several processes: those it would wait for."""
+    return {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
+
+
 def read_settings(requests: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, Any]]:
     """What the trainers make of these command lines."""
-    environment = {name: value for name, value in os.environ.items() if name != "RANK"}  # else the trainer is mute
     done = subprocess.run(
         [sys.executable, "-c", _READ_SETTINGS],
         input=json.dumps(requests),
-        env=environment,
+        env=environment_alone(),
         capture_output=True,
         text=True,
         check=False,

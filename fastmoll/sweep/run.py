@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 import torch
 
 from fastmoll.pipelines.small import find_small
-from fastmoll.sweep.file import AXES, Run, as_text, find_file, nearest, read_sweep
+from fastmoll.sweep.file import AXES, Run, as_text, environment_alone, find_file, nearest, read_sweep
 from fastmoll.sweep.table import as_csv, as_markdown, make_rows, read_result
 
 _POLL: Final = 0.2
@@ -208,8 +208,7 @@ class _Sweep:
             self.done += 1
             return
         gpu = self.free.popleft()
-        # A trainer that finds itself to be one of several processes waits for the others.
-        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
+        environment = environment_alone()
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
             # Else every trainer would start a thread on each core, as often as there are GPUs.

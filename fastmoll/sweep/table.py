@@ -76,7 +76,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
             and may have ``corrupted`` with ``error``, ``source`` and, of a set that was read, its name, ``set``.
 
     Returns:
-        The metrics that are there, errors in %, ``corrupted_set`` and ``place``, that name.
+        The metrics that are there, errors in %, ``corrupted_set``, that source, and ``set``.
 
     Raises:
         ValueError: ``result.json`` is no such file.
@@ -96,13 +96,13 @@ def read_result(folder: Path) -> dict[str, Any] | None:
             if not isinstance(figure, int | float) or isinstance(figure, bool) or not 0 <= figure <= high:
                 raise ValueError(f"{name} is {json.dumps(figure)}")
         source = corrupted.get("source", "")
-        place = corrupted.get("set", "")
-        for name, text in (("source", source), ("set", place)):
+        set_name = corrupted.get("set", "")
+        for name, text in (("source", source), ("set", set_name)):
             if not isinstance(text, str) or not text.isprintable():
                 raise ValueError(f"corrupted.{name} is {json.dumps(text)}")
         error, nll, ece, *more = map(float, found.values())
         figures = {"error": 100 * error, "nll": nll, "ece": ece, **({"corrupted": 100 * more[0]} if more else {})}
-        return {**figures, "corrupted_set": source, "place": place}
+        return {**figures, "corrupted_set": source, "set": set_name}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not the result of a run ({type(error).__name__}: {error})") from error
 
@@ -127,9 +127,9 @@ def make_rows(runs: Iterable[Run], out: Path) -> list[Row]:
                 if len(values) > 1:
                     deviations[metric] = statistics.stdev(values)
         sets = {result["corrupted_set"] for _, result in members} - {""} if "corrupted" in means else set()
-        places = {result["place"] for _, result in members} if "corrupted" in means else set()
-        if len(places) > 1:  # seeds that are not of the same images
-            sets |= {f"set: {place}" for place in places if place}
+        names = {result["set"] for _, result in members} if "corrupted" in means else set()
+        if len(names) > 1:  # seeds that are not of the same images
+            sets |= {f"set: {name}" for name in names if name}
         rows.append(Row(*key, "here", len(members), means, deviations, ", ".join(sorted(sets))))
         rows += _paper_rows(members[0][0])
     return rows
