@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from processes import assert_equal, kill_at, log, run
+from processes import assert_equal, kill_at, log, run, started
 
 import fastmoll
 from fastmoll.train.config import SMALL_RECIPES, check, parse_small
@@ -108,6 +110,32 @@ def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     alone = json.loads(printed.splitlines()[-1])["validation"]
     assert (alone["error"], alone["count"]) == (results[0]["error"], 11)
     assert alone == pytest.approx(results[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(("world_size", "number"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGTERM)])
+def test_a_signal_ends_a_run_after_a_step_with_a_checkpoint_and_it_goes_on_with_its_own_settings(
+    tmp_path: Path, data: Path, world_size: int, number: signal.Signals
+) -> None:
+    output = tmp_path / "run"
+    arguments = ["--data", data, *SETTINGS, "--optim.epochs", "100", "--run.checkpoint-every", "10000"]
+    late = ["--run.validate-every", "0", "--run.log-every", "3"]
+    with started(world_size, output, *arguments, *late, script="small_images") as ranks:
+        while not log(output):
+            assert all(process.is_alive() for process in ranks), Path(f"{output}.0.txt").read_text()
+            time.sleep(0.01)
+        for process in ranks:
+            os.kill(process.pid, number)
+        for process in ranks:
+            process.join(timeout=100)
+    assert [process.exitcode for process in ranks] == [128 + number] * world_size
+    said = Path(f"{output}.0.txt").read_text()
+    step = torch.load(output / "checkpoint.pt", weights_only=True)["learner"]["step"]
+    assert f"stopped by {number.name} after step {step}; --run.resume goes on there" in said
+    assert log(output)[-1]["step"] == step and not (output / "result.json").exists()
+    if world_size == 1:
+        again = ["--resume", "--run.max-steps", step + 1, "--run.output", output]
+        assert main([str(argument) for argument in again]) == 0
+        assert log(output)[-1]["step"] == step + 1
 
 
 def test_weights_are_evaluated_without_training_images(

@@ -19,7 +19,7 @@ import fastmoll
 from fastmoll.distributed import Process, Stop, launch
 from fastmoll.output import lock, write_json
 from fastmoll.train import checkpoint
-from fastmoll.train.config import RECIPES, check, difference, parse
+from fastmoll.train.config import RECIPES, check, difference, parse, parse_small
 from fastmoll.train.engine import Learner, evaluate, learning_rate
 from fastmoll.train.logs import Log, Meter, table
 from fastmoll.train.settings import Config, OptimConfig
@@ -439,6 +439,29 @@ def test_a_gpu_goes_on_from_the_random_state_of_a_cpu() -> None:
     expected = torch.rand(3)
     checkpoint.set_rng_state(state, torch.device("cuda"))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    given = ["--recipe", "scratch", "--data.size", "96", "--mollify.roles", "1", "0", "1", "--model.ema", "0.9"]
+    first = parse(["/data", *given, "--run.output", str(output), "--run.max-steps", "7", "--run.seed", "3"])
+    (output / "config.json").write_text(json.dumps({**first.plain(), "resolved": {"world_size": 1}}))
+    again = ["--run.output", str(output), "--resume"]
+    expected = dataclasses.replace(first, run=dataclasses.replace(first.run, resume=True, max_steps=None))
+    assert parse(again) == expected
+    assert parse([*again, "--data.batch-size", "8"]) == dataclasses.replace(
+        expected, data=dataclasses.replace(first.data, batch_size=8)
+    )
+    for text in ("{", "[]", '{"data": 3}'):
+        (output / "config.json").write_text(text)
+        assert parse(again).data.size == RECIPES["sample"].data.size
+
+    small = parse_small(["--data", "cifar10", "--data.mean", "0.1", "0.2", "0.3", "--data.std", "1", "1", "1"])
+    (output / "config.json").write_text(json.dumps(small.plain()))
+    assert parse_small(again) == dataclasses.replace(
+        small, run=dataclasses.replace(small.run, output=output, resume=True)
+    )
 
 
 def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
             data = replace(default.data, size=int(saved["data"]["size"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
             config = _parse(argv, replace(default, data=data, model=model))
-    return config
+    return _going_on(argv, config)
 
 
 def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
@@ -106,7 +106,34 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
             default = with_standardisation(default, [float(x) for x in mean], [float(x) for x in std])
             model = replace(default.model, name=str(saved["model"]["name"]))
             config = _parse(argv, replace(default, model=model))
-    return config
+    return _going_on(argv, config)
+
+
+def _going_on(argv: Sequence[str] | None, config: Kind) -> Kind:
+    """Where a run is resumed, its own settings in the place of defaults: only what changes must be given again."""
+    if not config.run.resume or config.run.output is None:
+        return config
+    saved = _read(config.run.output / "config.json")
+    try:
+        return config if saved is None else _parse(argv, _restored(config, saved))
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return config  # the checkpoint will tell
+
+
+def _restored(default: Any, saved: dict[str, Any]) -> Any:
+    """``default`` with what ``Config.plain`` gave in its place, but for what a run is stopped by, and where it is."""
+    changes: dict[str, Any] = {}
+    for entry in fields(default):
+        value: Any = saved.get(entry.name)
+        now = getattr(default, entry.name)
+        if entry.name not in saved or entry.name in ("output", "resume", "resident", "evaluate", "max_steps"):
+            continue
+        if is_dataclass(now):
+            value = _restored(now, value)
+        elif entry.name == "path" and value is not None:
+            value = Path(value)
+        changes[entry.name] = tuple(value) if isinstance(value, list) else value
+    return replace(default, **changes)
 
 
 def _look_for(argv: Sequence[str] | None, *options: str) -> str | None:
@@ -121,10 +148,15 @@ def _trained(config: Config) -> dict[str, Any] | None:
     """Where only weights are evaluated, the settings of the run in whose folder they lie: they bring their network."""
     if not config.run.evaluate or config.model.weights is None:
         return None
+    return _read(Path(config.model.weights).parent / "config.json")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The settings of a run; None where the file is not of this trainer."""
     try:
-        saved = json.loads((Path(config.model.weights).parent / "config.json").read_text(encoding="utf-8"))
+        saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # not a folder of this trainer
+        return None
     return saved if isinstance(saved, dict) else None
 
 

@@ -34,11 +34,16 @@ def learning_rate(step: int, steps_per_epoch: int, optim: OptimConfig, images_pe
         optim: Settings.
         images_per_step: Images of a step over all processes, for ``optim.lr_batch``.
     """
-    peak = optim.lr * (images_per_step / optim.lr_batch if optim.lr_batch else 1)
+    peak = peak_rate(optim, images_per_step)
     warmup, total = round(optim.warmup_epochs * steps_per_epoch), optim.epochs * steps_per_epoch
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+
+
+def peak_rate(optim: OptimConfig, images_per_step: int) -> float:
+    """The largest learning rate of a run: ``optim.lr``, for ``optim.lr_batch`` images where that is given."""
+    return optim.lr * (images_per_step / optim.lr_batch if optim.lr_batch else 1)
 
 
 class Learner:

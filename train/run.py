@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,15 +17,16 @@ import torchvision
 from torch import nn
 
 import fastmoll
-from fastmoll.distributed import Process, together
+from fastmoll.distributed import Process, Stop, together
 from fastmoll.output import bar, lock, say, write_json
 from fastmoll.train import checkpoint
 from fastmoll.train.config import check, with_output
-from fastmoll.train.engine import Learner, evaluate
+from fastmoll.train.engine import Learner, evaluate, peak_rate
 from fastmoll.train.folder import look_for_run
 from fastmoll.train.logs import Log, Meter, table
 from fastmoll.train.resident import ResidentLoader
 from fastmoll.train.settings import Config, Kind, SmallConfig
+from fastmoll.train.signals import stop_asked
 from fastmoll.weights import FORMAT, build_model, load_weights
 
 Loader = fastmoll.ImageNetLoader | fastmoll.SmallImageLoader
@@ -75,6 +77,12 @@ def fit(
         say(process, f"warning: {source} has no val folder, so validation is on the training images")
     model = make_model(config, process, len(training.classes), size, load=not resuming)
     learner = Learner(model, config, process, len(training))
+    images = learner.images_per_step
+    say(
+        process,
+        f"{config.optim.epochs} epochs of {learner.steps_per_epoch} steps of {images} images, learning rate "
+        f"{peak_rate(config.optim, images):g}; logs, checkpoints and results in {config.run.output}",
+    )
     with ExitStack() as stack:
         with process.agree():
             if process.main:
@@ -232,21 +240,26 @@ def train_epoch(
     """Take the steps of an epoch that are still to do, up to step ``end``, with a checkpoint there if ``save``.
 
     Raises:
-        Stop: the loss or the weights are no longer finite, or the disk is full.
+        Stop: the loss or the weights are no longer finite, the disk is full, or SIGINT or SIGTERM came; after those
+            there is a checkpoint.
     """
     if learner.step >= end:
         return
     done = learner.step - epoch * learner.steps_per_epoch
     batches.set_epoch(epoch)
     meter.begin(batches)
-    with bar(range(0), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress:
-        while learner.step < end:
+    stop = 0
+    with (
+        bar(range(0), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress,
+        stop_asked() as asked,
+    ):
+        while learner.step < end and not stop:
             lr = learner.lr
             learner.train_step(meter)
             progress.update()
-            saving = not config.run.resident and (
-                learner.step % config.run.checkpoint_every == 0 or (save and learner.step == end)
-            )
+            # Several processes must agree, which costs: they only do so where they meet for the log.
+            stop = asked() if process.world_size == 1 else 0
+            saving = learner.step % config.run.checkpoint_every == 0 or (save and learner.step == end) or stop > 0
             if saving or learner.step % config.run.log_every == 0 or learner.step == end:
                 values = {**meter.read(), "lr": lr}
                 progress.set_postfix_str(
@@ -257,8 +270,13 @@ def train_epoch(
                     if not math.isfinite(values["loss"]):
                         raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
                     log.write("train", learner.step, epoch + 1, values)
-            if saving:
+                stop = stop or max(process.gather(asked()))
+            if (saving or stop) and not config.run.resident:
                 save_checkpoint(config, process, learner, batches)
+    if stop:
+        kept = "" if config.run.resident else "; --run.resume goes on there"
+        say(process, f"stopped by {signal.Signals(stop).name} after step {learner.step}{kept}")
+        raise Stop(None, 128 + stop)
 
 
 def save_checkpoint(config: Config, process: Process, learner: Learner, training: Loader) -> None:
@@ -294,7 +312,7 @@ def finish(config: Config, process: Process, learner: Learner, meter: Meter, res
     }
     write_json(output / "result.json", content)
     say(process, "\n" + table(f"Validation ({evaluated})", results))
-    say(process, f"{output}: model.pt, result.json, log.jsonl, tensorboard")
+    say(process, f"{output}: {', '.join(sorted(path.name for path in output.glob('[!.]*')))}")
 
 
 def evaluate_only(config: Config, process: Process, validation: Loader, size: int) -> None:

@@ -90,8 +90,9 @@ class ModelConfig:
     """The network."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--net"])] = "resnet50"
-    """A network that fastmoll.create_model knows: those of the paper for small images, and all classifiers of
-    torchvision.models."""
+    """A network that fastmoll.create_model knows: those of the paper for small images (presnet18/34/50, allconv10,
+    resnext29, densenet40, wrn40, googlenet), all classifiers of torchvision.models, and of timm where that is
+    installed."""
     weights: str | None = None
     """Weights to start from: a torchvision name (IMAGENET1K_V1), a file (a state dict or a checkpoint of this trainer)
     or None. The head is fresh where the number of classes differs."""
@@ -133,7 +134,7 @@ class RunConfig:
     output: Path | None = None
     """Folder of logs, checkpoints and results; None: runs/<recipe or data and network>-<date>-<time>."""
     resume: Annotated[bool, tyro.conf.arg(aliases=["--resume"])] = False
-    """Go on from output/checkpoint.pt."""
+    """Go on from output/checkpoint.pt; settings that are not given are those of that run."""
     evaluate: Annotated[bool, tyro.conf.arg(aliases=["--evaluate"])] = False
     """Only evaluate model.weights on the validation images."""
     resident: Annotated[bool, tyro.conf.arg(aliases=["--resident"])] = False
