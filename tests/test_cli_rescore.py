@@ -41,7 +41,8 @@ def test_every_option_but_the_folder_is_refused_by_name(
 ) -> None:
     assert main(["evaluate", "--rescore", str(tmp_path), *option.split()]) == 2
     name = option.split()[0] if option.startswith("--") else "CHECKPOINT"
-    assert capsys.readouterr().err == f"error: --rescore needs nothing but its folder, got {name}\n"
+    command = f"fastmoll evaluate --rescore {tmp_path}"
+    assert capsys.readouterr().err == f"error: --rescore needs nothing but its folder, got {name}: {command}\n"
 
 
 def test_several_are_named_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

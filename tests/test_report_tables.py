@@ -196,6 +196,12 @@ def test_notes_explain_what_frost_is_where_it_stands(tmp_path: Path) -> None:
                 assert said is not None or "Frost" not in table.note
 
 
+def test_networks_are_in_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
+    values = [{"net": net, "mollify": x} for x in (False, True) for net in ("net37", "net04", "net4")]
+    rows = rows_of(benchmark(groups_of(tmp_path, *values)))
+    assert [row["net"] for row in rows] == [net for net in ("net04", "net4", "net37") for _ in range(2)]
+
+
 def test_runs_are_in_order_of_the_numbers_in_their_settings(tmp_path: Path) -> None:
     values = [{"settings": {"mollify.beta": [1, x]}} for x in (10, 2.5, 3)]
     rows = rows_of(benchmark(groups_of(tmp_path, *values)))

@@ -103,7 +103,7 @@ def test_predictions_of_another_number_of_samples_or_classes_are_named(tmp_path:
     path = results.predictions(None)
     (whole,) = read_predictions(path)
     write_predictions(path, [Predictions(*(part[:119] for part in whole))], results.evaluation, "clean")
-    with pytest.raises(ValueError, match=r"clean\.parquet: evaluated 119 images of 120"):
+    with pytest.raises(ValueError, match=r"clean\.parquet is damaged: it has 119 rows of 120$"):
         rescore(CPU, results)
     write_predictions(path, [whole._replace(logits=whole.logits[:, :2])], results.evaluation, "clean")
     with pytest.raises(ValueError, match=r"clean\.parquet: labels must be in 0\.\.1, got 2"):
@@ -135,6 +135,19 @@ def test_a_cell_whose_predictions_are_damaged_or_of_another_is_done_again(tmp_pa
     has = r"noise-2\.parquet has the predictions of gaussian_noise-1, not of gaussian_noise-2$"
     with pytest.raises(ValueError, match=has):
         rescore(CPU, results)
+
+
+def test_reading_many_predictions_is_said_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(begun(tmp_path), ALL[:2], predictions=True)
+    size = sum(path.stat().st_size for path in (tmp_path / "predictions").iterdir())
+    for limit, said in ((size, 0), (size - 1, 1)):
+        monkeypatch.setattr("fastmoll.robustness.measure._MUCH", limit)
+        capsys.readouterr()
+        run(begun(tmp_path), ALL[:3], predictions=True)
+        assert capsys.readouterr().out.count("reading 0.0 GB of predictions, to see whether they are whole\n") == said
+        (tmp_path / "predictions" / "gaussian_noise-2.parquet").unlink()
 
 
 def test_a_network_that_gives_no_numbers_leaves_no_figures(tmp_path: Path) -> None:

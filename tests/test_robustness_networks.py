@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -88,11 +89,11 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_function_is_found_in_a_file_or_a_module_of_the_working_directory(
     code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, function = find_function(f"{code}:Net", "--net")
+    name, function, _ = find_function(f"{code}:Net", "--net")
     assert name == "nets_of_mine.py:Net"
     assert call_function(function, name, 4, "--net")[2].out_features == 4  # type: ignore[index]
     monkeypatch.chdir(code.parent)
-    name, function = find_function("nets_of_mine:fixed", "--net")
+    name, function, _ = find_function("nets_of_mine:fixed", "--net")
     assert name == "nets_of_mine:fixed"
     assert call_function(function, name, 4, "--net").out_features == 7  # it has no such parameter
 
@@ -144,10 +145,10 @@ def test_a_function_is_told_from_one_whose_file_has_changed(code: Path, monkeypa
     code.write_text(code.read_text().replace("Linear(3, 7)", "Linear(3, 8)"))
     after = {name: described(name) for name in names}
     assert all(after[name] != before[name] for name in names)
-    assert describe_function("math:sqrt", math.sqrt) == "math:sqrt"
+    assert describe_function("math:sqrt", math.sqrt, math) == "math:sqrt"
     typed: dict[str, Any] = {}
     exec("def f(): pass", typed)
-    assert describe_function("f", typed["f"]) == "f"
+    assert describe_function("f", typed["f"], ModuleType("typed")) == "f"
 
 
 def test_a_function_is_told_from_one_whose_imports_have_changed(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,24 +166,56 @@ def test_a_function_is_told_from_one_whose_imports_have_changed(code: Path, monk
         monkeypatch.setitem(sys.modules, name, sys)  # so that they are gone afterwards
         del sys.modules[name]
     importlib.import_module("installed_of_mine")
-    function = find_function(f"{code}:lazy", "--net")[1]
+    _, function, module = find_function(f"{code}:lazy", "--net")
     helper = code.with_name("helper_of_mine.py")
-    assert "digest of its 2 files" in describe_function("lazy", function)
+    assert "digest of its 2 files" in describe_function("lazy", function, module)
     call_function(function, "lazy", 3, "--net")  # which imports more
-    before = describe_function("lazy", function)
+    before = describe_function("lazy", function, module)
     assert "digest of its 4 files" in before
     for file, counts in ((helper, True), (below / "deep.py", True), (code.parent / "unused.py", False)):
         text = file.read_text()
         file.write_text(text + "# changed\n")
-        assert (describe_function("lazy", function) != before) == counts, file
+        assert (describe_function("lazy", function, module) != before) == counts, file
         file.write_text(text)
-    assert describe_function("lazy", function) == before
+    assert describe_function("lazy", function, module) == before
     # Of what imports nothing beside it, the digest is of its bytes, as it has always been.
     alone = code.parent / "alone" / "net.py"
     alone.parent.mkdir()
     alone.write_text("def f():\n    pass\n")
     digest = hashlib.blake2b(alone.read_bytes(), digest_size=8).hexdigest()
     assert describe_function(*find_function(f"{alone}:f", "--net")) == f"net.py:f (digest of its file {digest})"
+
+
+def test_a_function_made_of_an_installed_one_is_told_by_the_file_it_was_named_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, beside = tmp_path / "models_of_mine" / "nets.py", tmp_path / "common_of_mine" / "widths.py"
+    for path in (file, beside):
+        path.parent.mkdir()  # packages without __init__.py
+    beside.write_text("WIDTH = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+
+    made = (
+        "part = functools.partial(torchvision.models.resnet18, num_classes={n})\n\n\n"
+        "@functools.wraps(torchvision.models.resnet18)\ndef wrapped():\n    return {n}\n"
+    )
+
+    def described(n: int, reference: str, imports: str = "") -> str:
+        file.write_text(f"import functools\nimport torchvision\n{imports}\n{made.format(n=n)}")
+        for name in ("models_of_mine", "models_of_mine.nets", "common_of_mine", "common_of_mine.widths"):
+            monkeypatch.setitem(sys.modules, name, sys)
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        return describe_function(*find_function(reference, "--net"))
+
+    for name in ("part", "wrapped"):
+        assert described(1, f"{file}:{name}") != described(22, f"{file}:{name}")
+        module = f"models_of_mine.nets:{name}", "import common_of_mine.widths\n"
+        before = described(1, *module)
+        assert before != described(22, *module) and before == described(1, *module)
+        beside.write_text(f"WIDTH = 4  # {name}\n")
+        assert before != described(1, *module)
 
 
 def test_code_that_fails_or_gives_no_network_is_named(code: Path, tmp_path: Path) -> None:
@@ -204,7 +237,7 @@ def test_code_may_change_its_working_directory_and_nobody_elses(code: Path, monk
     text = code.read_text() + f"\nimport os\nos.chdir({str(code.parent)!r})\n"
     made = f"def made(num_classes):\n    os.chdir({str(code.parent)!r})\n    return nn.Linear(3, num_classes)\n"
     code.write_text(text + made)
-    name, function = find_function(f"{code}:made", "--net")
+    name, function, _ = find_function(f"{code}:made", "--net")
     assert os.getcwd() == "/"
     assert call_function(function, name, 4, "--net").out_features == 4 and os.getcwd() == "/"
     code.write_text(text + "raise OSError\n")

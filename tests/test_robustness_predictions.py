@@ -151,6 +151,23 @@ def test_damage_anywhere_in_a_file_is_noticed(tmp_path: Path) -> None:
             list(read_predictions(path, "this", "fog-1"))
 
 
+def test_damage_in_the_footer_is_noticed_or_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    want = some(list(range(40)))
+    write_predictions(path, [want], "this", "fog-1")
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    refused = 0
+    for place in range(footer, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        if has_predictions(path, "this", "fog-1", 40, 3):
+            (found,) = read_predictions(path)
+            assert all(map(torch.equal, found, want)), place
+        else:
+            refused += 1
+    assert refused > 100
+
+
 def test_a_folder_whose_name_is_no_utf8_is_one_like_others(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()

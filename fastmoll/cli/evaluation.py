@@ -45,6 +45,7 @@ from fastmoll.scoring import image_dtype, is_mixed
 from fastmoll.weights import HeadError
 
 _MANY_FILES: Final = 100_000  # it takes seconds to look at them, on a network file system minutes
+_LONGEST: Final = 50  # letters of a set's name, of up to four bytes each, in a folder's, which has 255; ends differ
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ def _results(
     files = len(clean) * (isinstance(clean.pixels, ImageFolder) + images.of_files * (len(images.cells) - 1))
     if files > _MANY_FILES:
         say(process, f"looking at {files:,} files, by which these images are told from others")
-    made = f"generated (seed {args.seed}, frost {frost})"
+    origin = f"generated (seed {args.seed}" if corrupted is None else f"{corrupted.kind} ({corrupted.source}"
     # By the names that a refusal uses.
     fingerprint = {
         WEIGHTS: digest(network.model),
@@ -300,7 +301,7 @@ def _results(
         "data (digest)": clean.fingerprint,
         "image size": clean.size,
         "standardisation": [list(map(float, part)) for part in (network.mean, network.std)],
-        "corrupted set": made if corrupted is None else f"{corrupted.kind} ({corrupted.source})",
+        "corrupted set": f"{origin})" if frost is None else f"{origin}, frost {frost})",
         "precision": "bf16" if is_mixed(process.device, args.precision) else "off",
         "version of fastmoll": fastmoll.__version__,
     }
@@ -316,11 +317,34 @@ def _results(
         {cell_name(cell): content for cell, content in digests.items()},
         of_files=images.of_files,
     )
-    # A set that fastmoll corrupt wrote is not the images that are made on the way: those of files have JPEG's loss.
-    own = corrupted is not None and (source == "generated" or results.is_of_another_set(out))
-    if own and not hasattr(args, "out"):
-        results.out = out.with_name(f"{out.name}-{header['set']}")
+    if corrupted is not None and not hasattr(args, "out"):
+        results.out = _folder(results, corrupted)
     return results
+
+
+def _folder(results: Results, corrupted: CorruptedSet) -> Path:
+    """Where the results on a corrupted set go if nobody says: on in the folder that has some, else in a new one."""
+
+    def digest(name: str) -> str | None:
+        corruption, _, severity = name.rpartition("-")
+        try:
+            one = open_corrupted(corrupted.root, corruptions=[corruption], severities=[int(severity)])
+            return next(iter(cell_digests(one).values()))
+        except (OSError, ValueError):
+            return None
+
+    out = results.out
+    own = out.with_name(f"{out.name}-{results.header['set'][-_LONGEST:]}")
+    if results.is_of_this_set(own, digest):
+        return own
+    # A set that fastmoll corrupt wrote is not the images that are made on the way: those of files have JPEG's loss.
+    first = corrupted.source == "official" and results.is_of_this_set(out, digest)
+    if first:
+        return out
+    for folder in sorted(out.parent.glob(f"{out.name}-*")):  # of a set that was renamed
+        if results.is_of_this_set(folder, digest) and Results.open(folder).evaluation == results.evaluation:
+            return folder
+    return out if first is None else own
 
 
 def _same_model(process: Process, network: _Network) -> nn.Module:

@@ -14,7 +14,7 @@ from fastmoll.report.runs import Group, Statistic, image_set
 
 def in_order(groups: Sequence[Group]) -> list[Group]:
     """Sorted for reading: by data set, network and images, augmentations as in the paper, without before with."""
-    data, nets = ([getattr(group.run, name) for group in groups] for name in ("data", "net"))
+    data = [group.run.data for group in groups]
     augments = [*dict.fromkeys(cell.augment for cell in published(table="1"))]
 
     def key(group: Group) -> tuple[object, ...]:
@@ -22,7 +22,7 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
         known = run.augment in augments
         place = augments.index(run.augment) if run.augment and known else len(augments)
         mollify = 2 if run.mollify is None else int(run.mollify)
-        order = (data.index(run.data), run.size, image_set(run), nets.index(run.net))
+        order = (data.index(run.data), run.size, image_set(run), _natural(run.net), run.net)
         return (*order, place, run.augment or "", mollify, _natural(settings_text(run.settings)))
 
     return sorted(groups, key=key)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -44,7 +45,7 @@ class Checkpoint:
         classes: Their names, in the order of its outputs, where it knows them.
         standardisation: Mean and standard deviation per channel of its images, for pixels in [0, 1], where known.
         config: Settings of its training, where it is ours.
-        function: The user's function that makes it, where one does.
+        function: The user's function that makes it, where one does, and the module that it was found in.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Checkpoint:
     classes: list[str] | None = None
     standardisation: tuple[Sequence[float], Sequence[float]] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    function: Callable[..., Any] | None = None
+    function: tuple[Callable[..., Any], ModuleType] | None = None
 
     @property
     def identity(self) -> str:
@@ -64,7 +65,7 @@ class Checkpoint:
 
         To be asked for after ``build``, during which that code may import more.
         """
-        return self.net if self.function is None else describe_function(self.net, self.function)
+        return self.net if self.function is None else describe_function(self.net, *self.function)
 
     def choose_outputs(
         self, classes: Sequence[str], source: object, names: Sequence[str] | None = None, file: object = None
@@ -279,13 +280,13 @@ def _timm(name: str, net: str) -> Checkpoint:
 
 
 def _python(name: str, reference: str) -> Checkpoint:
-    net, function = find_function(reference, _OPTION)
+    net, function, module = find_function(reference, _OPTION)
 
     def build(num_classes: int, size: int, load: bool) -> nn.Module:
         return call_function(function, net, num_classes, _OPTION)
 
     folder = Path("runs") / net.replace(".py:", "-").replace(":", "-")
-    return Checkpoint(name, net, build, folder, function=function)
+    return Checkpoint(name, net, build, folder, function=(function, module))
 
 
 def _file(name: str, net: str | None) -> Checkpoint:
@@ -299,7 +300,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
             "python:FILE.py:FUNCTION)"
         )
     config, classes = _trained(path)
-    function = None
+    found: tuple[Callable[..., Any], ModuleType] | None = None
     try:
         if config:
             trained = str(config["model"]["name"])
@@ -318,7 +319,8 @@ def _file(name: str, net: str | None) -> Checkpoint:
                 own = "; a network of timm is made by a function of yours, FILE.py:FUNCTION" if prefix == "timm" else ""
                 raise ValueError(f"--net takes the bare name, {bare}, got {net!r}{own}")
             if ":" in net:
-                net, function = find_function(net, "--net")
+                net, function, module = find_function(net, "--net")
+                found = function, module
             else:
                 _check_name(net, "--net")
             stem, mean, std, size = False, None, None, None
@@ -327,10 +329,10 @@ def _file(name: str, net: str | None) -> Checkpoint:
     kind = net
 
     def build(num_classes: int, size: int, load: bool) -> nn.Module:
-        if function is None:
+        if found is None:
             model = build_model(kind, num_classes, size, small_stem=stem, fresh=False, option="--net")
         else:
-            model = call_function(function, kind, num_classes, "--net")
+            model = call_function(found[0], kind, num_classes, "--net")
         if load:
             load_weights(model, kind, str(path), exact=True, option=_OPTION)
         return model
@@ -345,7 +347,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
         classes=classes,
         standardisation=None if mean is None or std is None else (mean, std),
         config=config,
-        function=function,
+        function=found,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -20,6 +20,8 @@ from fastmoll.robustness.predictions import (
 )
 from fastmoll.robustness.results import ALL, Cell, Results, cell_name
 from fastmoll.scoring import check_count, figures, score
+
+_MUCH: Final = 10**9  # bytes; they take seconds to read, over a network minutes
 
 
 class CellLoader(Protocol):
@@ -61,6 +63,10 @@ def measure(
         Stop: on all processes, for an error on one of them.
     """
     with process.agree():
+        if process.main and predictions:
+            size = sum(path.stat().st_size for path in map(results.predictions, cells) if path.exists())
+            if size > _MUCH:
+                say(process, f"reading {size / 1e9:.1f} GB of predictions, to see whether they are whole")
         width = num_classes if predictions else None
         todo = [cell for cell in cells if not _is_done(results, cell, width)] if process.main else []
         if process.main and predictions:
@@ -120,8 +126,9 @@ def rescore(process: Process, results: Results) -> None:
             try:
                 for part in read_predictions(path, results.evaluation, cell_name(cell)):
                     metrics.update(part.logits, part.labels, part.ids)
-                found = figures(metrics)
-                check_count(found["count"], results.header["count"])
+                found, count = figures(metrics), results.header["count"]
+                if found["count"] != count:
+                    raise ValueError(f"{path} is damaged: it has {found['count']} rows of {count}")
             except (ValueError, RuntimeError) as error:
                 where = "" if str(path) in str(error) else f"{path}: "
                 raise ValueError(f"{where}{error}") from error

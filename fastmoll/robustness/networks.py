@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 _TRIAL = 2  # images: a network that mistakes one for a whole batch shows itself
 
 
-def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]:
+def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any], ModuleType]:
     """Load what makes a network: ``"package.module:function"`` or ``"path/to/file.py:function"``.
 
     Modules are looked for in the working directory, too, and those that a file imports beside it, as Python does for a
@@ -35,7 +36,7 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
         option: What the user gave it by, for messages.
 
     Returns:
-        What to call the network, without folders, and the function.
+        What to call the network, without folders, the function, and the module that it was found in.
 
     Raises:
         ValueError: no such module or file, one that raises an error, no such function in it, or a network there.
@@ -60,53 +61,76 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any]]
         raise ValueError(f"{option}: {name} in {place} {fault}{hint}")
     if isinstance(function, nn.Module):
         raise ValueError(f"{option}: {name} in {place} is a network, not a function that makes one")
-    return f"{place if path is None else path.name}:{name}", function
+    return f"{place if path is None else path.name}:{name}", function, module
 
 
-def describe_function(name: str, function: Callable[..., Any]) -> str:
+def describe_function(name: str, function: Callable[..., Any], module: ModuleType) -> str:
     """The name of a function and a digest of its code.
 
-    That is the file which defines it, and all imported files in the folder of that file (of a package, in the folder
-    that holds the whole package) and below, but for installed packages and fastmoll itself.
+    That is the file it was found in and the one that defines it, and all imported files in their folders (of a package,
+    in the folder that holds the whole package) and below, but for installed packages and fastmoll itself.
 
     Args:
         name: What to call it.
         function: As from `find_function`. What is in no file, or written in C, has no digest.
+        module: As from `find_function`.
     """
-    try:
+    found = {path: _root(path, module.__name__) for path in _source(module)}
+    with suppress(ValueError):  # of a function that is wrapped in itself
         inner = inspect.unwrap(function)
         if isinstance(inner, partial):
             inner = inspect.unwrap(inner.func)
         # Of an object that can be called, its class says where it is defined.
         inner = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
-        source = Path(inspect.getsourcefile(inner) or "").resolve()
-        files = {source: source.read_bytes()}
-    except (TypeError, ValueError, OSError):
-        return name
-    root = source.parent
+        found |= {path: _root(path, "") for path in _source(inner) if not found or not _installed(path)}
+    roots = sorted({*found.values()})
+    for path in _imported():
+        root = next((root for root in roots if path.is_relative_to(root)), None)
+        if root is not None:
+            found.setdefault(path, root)
+    content = hashlib.blake2b(digest_size=8)
+    for path, root in sorted(found.items()):
+        with suppress(OSError):  # it is gone by now
+            # Of one file alone the digest is that of its bytes, as in earlier versions.
+            place = b"" if len(found) == 1 else os.fsencode(path.relative_to(root)) + b"\0"
+            content.update(place + path.read_bytes())
+    count = f"{len(found)} files" if len(found) > 1 else "file"
+    return f"{name} (digest of its {count} {content.hexdigest()})" if found else name
+
+
+def _source(what: Any) -> list[Path]:
+    """The file of Python that a module, function or class is in; none of what is in no such file."""
+    try:
+        path = Path(inspect.getsourcefile(what) or "").resolve()
+    except TypeError:
+        return []
+    return [path] if path.is_file() else []
+
+
+def _root(path: Path, module: str) -> Path:
+    """The folder that what a file imports is looked for in: that of the file, or the one that holds its package."""
+    # A package needs no __init__.py; that of a module by its name is as many folders up as there are dots.
+    root = path.parent if path.name != "__init__.py" else path.parent.parent
+    for _ in range(module.count(".")):
+        root = root.parent
     while (root / "__init__.py").is_file():
         root = root.parent
-    for path in _imported(root):
-        with suppress(OSError):  # it is gone by now
-            files.setdefault(path, path.read_bytes())
-    content = hashlib.blake2b(digest_size=8)
-    for path in sorted(files):
-        # Of one file alone the digest is that of its bytes, as in earlier versions.
-        content.update((b"" if len(files) == 1 else os.fsencode(path.relative_to(root)) + b"\0") + files[path])
-    count = f"{len(files)} files" if len(files) > 1 else "file"
-    return f"{name} (digest of its {count} {content.hexdigest()})"
+    return root
 
 
-def _imported(root: Path) -> Iterator[Path]:
-    """The imported files in a folder, but those of installed packages and of fastmoll, whose version counts."""
-    library = Path(sysconfig.get_path("stdlib")).resolve()
+def _imported() -> Iterator[Path]:
+    """The imported files, but those of installed packages and of fastmoll, whose version counts."""
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and name.partition(".")[0] not in ("fastmoll", "__main__"):
             path = Path(file).resolve()
-            installed = path.is_relative_to(library) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-            if path.is_relative_to(root) and not installed:
+            if not _installed(path):
                 yield path
+
+
+def _installed(path: Path) -> bool:
+    library = Path(sysconfig.get_path("stdlib")).resolve()
+    return path.is_relative_to(library) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def call_function(function: Callable[..., Any], name: str, num_classes: int, option: str) -> nn.Module:

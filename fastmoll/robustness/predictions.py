@@ -136,20 +136,19 @@ def has_predictions(path: Path, evaluation: str, cell: str, count: int, num_clas
 
 
 def _open(path: Path) -> Any:
-    """What the footer of a file says."""
+    """The schema of a file, as its footer says it."""
     _, parquet = _parquet()
     try:
         with path.open("rb") as file:  # pyarrow itself opens no path that is not UTF-8
-            return parquet.read_metadata(file)
+            return parquet.read_metadata(file).schema.to_arrow_schema()
     except FileNotFoundError as error:
         raise ValueError(f"there are no predictions {path}") from error
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+    except Exception as error:  # pyarrow raises what the damaged bytes make of it, NotImplementedError for example
         raise ValueError(f"{path} is damaged, or no Parquet file") from error
 
 
-def _check(about: Any, path: Path, evaluation: str | None, cell: str | None) -> None:
+def _check(schema: Any, path: Path, evaluation: str | None, cell: str | None) -> None:
     """Refuse a file that is of something else."""
-    schema = about.schema.to_arrow_schema()
     kept = schema.metadata or {}
     missing = [name for name in ("index", "label", "logits") if name not in schema.names]
     if missing:
@@ -168,7 +167,7 @@ def _portions(path: Path, parquet: Any) -> Any:
                 logits = rows.column("logits")
                 values = np.array(logits.flatten(), dtype=np.float32).reshape(len(rows), -1)
                 yield Predictions(index, labels, torch.from_numpy(values))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as in `_open`, and NumPy's and torch's of columns that are no numbers
         raise ValueError(f"{path} is damaged: {error}") from error
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,19 +80,27 @@ class Results:
         text = json.dumps(self._fingerprint, sort_keys=True)
         self.evaluation = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def is_of_another_set(self, out: Path) -> bool:
-        """Whether a folder holds an evaluation on a corrupted set of another name and other images.
+    def is_of_this_set(self, out: Path, digest: Callable[[str], str | None]) -> bool | None:
+        """Whether a folder holds an evaluation on the same corrupted set, by its name or, if renamed, its images.
 
-        A set that was renamed still has its images. What is wrong with a damaged folder, `begin` says.
+        Args:
+            out: The folder.
+            digest: Gives that of the images of a cell, by its name, where `images` has none; None: they aren't there.
+
+        Returns:
+            None where it holds no evaluation, or is damaged: what is wrong there, `begin` says.
         """
         try:
             there = Results.open(out)
         except ValueError:
-            return False
-        known = self._images.keys() & there._images.keys()
-        renamed = bool(known) and all(self._images[name] == there._images[name] for name in known)
+            return None
         ours = self.header["set"]
-        return not renamed and there.header.get("set", ours) != ours  # those of earlier versions don't say which
+        if there.header.get("set", ours) == ours:  # those of earlier versions don't say which
+            return True
+        known = self._images.keys() & there._images.keys()
+        if not known:  # one more cell tells: all of them may be millions of files
+            return any(digest(name) == there._images[name] for name in [*there._images][:1])
+        return all(self._images[name] == there._images[name] for name in known)
 
     @classmethod
     def open(cls, out: Path) -> Results:
@@ -308,10 +316,10 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> str | None:
         return f"{refused} {path}, which has that of official images: one of generated images does not replace it"
     # The trainer's errors are fractions.
     fraction, name = content["corrupted"]["error"] / 100, content.get("set")
-    # With the same error it is the same set, which was renamed.
-    if isinstance(before, dict) and before.get("source") == "official" and before.get("error") != fraction:
-        if before.get("set", name) != name:
-            return f"{refused} {path}, which has that of another official set, {before['set']}"
+    if isinstance(before, dict) and before.get("source") == "official" and before.get("set", name) != name:
+        return (
+            f"{refused} {path}, which has that of the official set {before['set']}: that of {name} does not replace it"
+        )
     source = label_images(content["source"], content["frost"])
     result["corrupted"] = {"error": fraction, "source": source, **({} if name is None else {"set": name})}
     try:

@@ -23,7 +23,7 @@ from fastmoll.corruptions import corrupt
 from fastmoll.kernels.checks import check_choice, check_integer
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
 from fastmoll.kernels.frost_textures import frost_source
-from fastmoll.output import lock, replacing, write_json
+from fastmoll.output import Bar, lock, replacing, write_json
 from fastmoll.pipelines.corrupted import DESCRIPTION, CorruptedSet, check_cells, open_corrupted
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.pipelines.small import SmallData
@@ -102,7 +102,9 @@ def write_corrupted(
         layout = "cifar-c" if images.size <= _ARRAYS_UP_TO else "imagenet-c"
     if layout == "cifar-c" and levels != SEVERITIES:
         given = ", ".join(map(str, levels))
-        raise ValueError(f"severities must be all of 1 to 5 in the layout cifar-c (imagenet-c takes some), got {given}")
+        raise ValueError(
+            f"severities must be all of 1 to 5 in the layout cifar-c (--format imagenet-c takes some), got {given}"
+        )
     files = _file_names(images) if layout == "imagenet-c" else []
     root = Path(out)
     if (images.root / images.classes[0]).is_dir() and root.resolve().is_relative_to(images.root.resolve()):
@@ -118,7 +120,7 @@ def write_corrupted(
         "quality": quality if layout == "imagenet-c" else None,
         "frost": frost_source(),
     }
-    with _claimed(root, settings), tqdm(unit=" images", dynamic_ncols=True, disable=not progress) as bar:
+    with _claimed(root, settings), Bar(unit=" images", dynamic_ncols=True, disable=not progress) as bar:
         if layout == "imagenet-c":
             _write_files(
                 root, images, files, [(name, level) for name in names for level in levels], seed, quality, threads, bar
