@@ -8,6 +8,7 @@ at most one way to mix images, ``mixup`` or ``cutmix``: ``none``, ``fcr+trivial`
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 from dataclasses import dataclass
 from typing import Any, Final
@@ -260,9 +261,19 @@ class Augment:
 
 
 def check_augment(augment: Any, height: int, width: int) -> None:
-    """Raise ``ValueError`` unless ``augment`` is callable and, if an `Augment` itself, for images of this size."""
+    """Raise ``ValueError`` unless it takes images, index and epoch and, if an `Augment` itself, images of this size."""
     if not callable(augment):
         raise ValueError(f"augment must be a name or callable, got {augment!r}")
+    if isinstance(augment, type):
+        raise ValueError(f"augment must be an object that can be called, not a class, got {augment!r}")
+    try:
+        signature = inspect.signature(augment)
+    except (TypeError, ValueError):  # some written in C have none
+        signature = None
+    try:
+        _ = signature and signature.bind(None, None, None)
+    except TypeError as error:
+        raise ValueError(f"augment must take (images, index, epoch), got {augment!r}: {error}") from error
     if type(augment) is Augment and not augment.size == height == width:
         raise ValueError(f"augment must be for images of {height} x {width} pixels, got {augment!r}")
 

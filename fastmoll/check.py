@@ -176,7 +176,10 @@ def run_check(
     reasons: Counter[tuple[str, str]] = Counter()
     with (
         contextlib.closing(check_files(paths, threads)) as findings,
-        tqdm(total=len(paths), unit=" files", dynamic_ncols=True) as bar,
+        # In a file or the log of a job, where it can't be redrawn, a line now and then is enough.
+        tqdm(
+            total=len(paths), unit=" files", dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 30
+        ) as bar,
     ):
         for path, finding in zip(paths, findings, strict=True):
             bar.update()

@@ -7,10 +7,11 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from tqdm import tqdm
 
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 LARGEST_LOSS: Final = 3.5e38
 """Just above what float32, in which losses are, holds: a larger one in a file is none that a run left."""
+
+_SELDOM: Final = 30  # seconds
 
 
 @contextmanager
@@ -93,6 +96,18 @@ def write_json(path: Path, content: object) -> None:
         file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar that writes a line now and then where it can't be redrawn, in a file or the log of a job."""
+
+    _shown = -float("inf")
+
+    def refresh(self, *args: Any, **options: Any) -> None:
+        now = time.monotonic()
+        if sys.stderr.isatty() or now - self._shown >= _SELDOM:
+            self._shown = now
+            super().refresh(*args, **options)
+
+
 def bar(items: Iterable[T], process: Process, description: str, total: int, done: int = 0) -> tqdm[T]:
     """A progress bar on rank 0 over ``items``, or moved by hand where they are empty.
 
@@ -103,7 +118,7 @@ def bar(items: Iterable[T], process: Process, description: str, total: int, done
         total: Number of items or moves.
         done: Those done before.
     """
-    return tqdm(
+    return Bar(
         items,
         desc=description,
         total=total,
@@ -111,8 +126,7 @@ def bar(items: Iterable[T], process: Process, description: str, total: int, done
         disable=not process.main,
         leave=False,
         dynamic_ncols=True,
-        # In a file or a CI log, where a bar can't be redrawn, a line now and then is enough.
-        mininterval=0.2 if sys.stderr.isatty() else 30,
+        mininterval=0.2,
         unit="batch",
     )
 

@@ -31,8 +31,9 @@ def decode_folder(folder: ImageFolder) -> NDArray[np.uint8]:
         uint8 ``(N, H, W, 3)``.
 
     Raises:
-        ValueError: A file that is missing, can't be decoded, or has more than 8 bits a channel; images of more than one
-            size, or larger ones than `SIDE_LIMIT`; it names the file.
+        ValueError: A file that is missing, can't be decoded, or is grey with more than 8 bits a pixel (of colours with
+            16 bits, Pillow keeps the upper 8); images of more than one size, or larger ones than `SIDE_LIMIT`; it names
+            the file.
     """
     digest = hashlib.blake2b(folder.fingerprint.encode(), digest_size=12)
     for sample in range(len(folder)):

@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import fused
 import goals
+import gpu_check
 import harness
 import peers
 import sweep
@@ -271,6 +272,24 @@ def test_goals_are_met_or_not_and_what_was_lost_is_said() -> None:
         stored = json.loads(Path(RUN.with_name("results"), f"{name}-NVIDIA-H200.json").read_text())
         found = [row for row in goals.compare({**RESULTS, name: stored}) if row["met"] != "-"]
         assert len(found) >= len([met for _, met in rows.values() if met != "-"]), name
+
+
+def test_a_cpu_is_not_judged_by_a_cards_goals_nor_kept_beside_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(part: gpu_check.Part, log: Path, deadline: float) -> tuple[str, float]:
+        log.touch()
+        return "exit 0", 0.0
+
+    monkeypatch.setattr(gpu_check, "run", end)
+    monkeypatch.setattr(gpu_check, "compare", lambda found: goals.compare(RESULTS))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = {path: path.stat().st_mtime_ns for path in RUN.with_name("results").iterdir()}
+    assert gpu_check.main(tmp_path, device="cpu") == 0
+    assert {path: path.stat().st_mtime_ns for path in RUN.with_name("results").iterdir()} == kept
+    (written,) = tmp_path.glob("gpu_check-*/gpu_check.json")
+    rows = json.loads(written.read_text())["goals"]
+    assert {row["met"] for row in rows} == {"-"} and {row["measured"] for row in rows} >= {1.2, 1.6}
 
 
 def test_what_tuning_found_is_source_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ def test_bad_input_is_named_before_anything_is_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
     refused("there is no 'fogg'; did you mean fog", small(), out, corruptions=["fogg"])
     refused("severities must be 1 to 5, got 7", small(), out, severities=[7])
-    message = "severities must be all of 1 to 5 in the layout cifar-c (imagenet-c takes some), got 2, 3"
+    message = "severities must be all of 1 to 5 in the layout cifar-c (--format imagenet-c takes some), got 2, 3"
     refused(re.escape(message), small(), out, severities=[3, 2])
     refused("has no images of '3' in its val split", small(count=3, classes=4), out)
     refused("layout must be one of", small(), out, layout="zip")

@@ -286,6 +286,7 @@ def test_the_package_exports_the_method_and_loads_neither_dali_nor_triton():
     assert (result.stdout, result.stderr) == ("[]", "")
     assert fastmoll.Mollify is Mollify
     assert all(hasattr(fastmoll, name) for name in fastmoll.__all__)
+    assert {*dir(fastmoll)} == {*fastmoll.__all__, "__version__"}
 
 
 @pytest.mark.gpu

@@ -377,6 +377,8 @@ def test_without_mean_and_deviation_the_images_of_an_unknown_set_are_standardise
         ({"seed": -1}, "seed must be .*got -1"),
         ({"augment": "fcr+trival"}, "augment must be .*'fcr[+]trival': did you mean 'fcr[+]trivial'"),
         ({"augment": 5}, "augment must be a name or callable, got 5"),
+        ({"augment": fastmoll.Augment}, "augment must be an object that can be called, not a class, got .*Augment"),
+        ({"augment": lambda x: x}, r"augment must take \(images, index, epoch\), got .*: too many positional"),
         ({"augment": fastmoll.Augment("fc", 28)}, r"augment must be for images of 32 x 32 pixels, got Augment\('fc'"),
         ({"mollify": 5}, "mollify must be callable, got 5"),
         ({"mollify": fastmoll.Mollify(6)}, "num_classes=6, but made has 5 classes"),

@@ -67,7 +67,7 @@ def test_the_table_says_how_to_fill_in_a_corrupted_error_that_is_missing(
 ) -> None:
     run = select(paper_sweep, ["cifar10", "presnet50", "fcr+trivial"])[0]
     finish(tmp_path / run.name, 0.05)
-    assert "`fastmoll evaluate RUN` adds it" in as_markdown(make_rows([run], tmp_path))
+    assert "`fastmoll evaluate DIR` adds it" in as_markdown(make_rows([run], tmp_path))
     finish(tmp_path / run.name, 0.05, corrupted={"error": 0.1, "source": "official"})
     assert "fastmoll evaluate" not in as_markdown(make_rows([run], tmp_path))
 

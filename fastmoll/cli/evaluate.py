@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastmoll.distributed import Process
 
 
 def add(commands: Any) -> None:
@@ -25,7 +31,8 @@ def add(commands: Any) -> None:
         nargs="?",
         default=argparse.SUPPRESS,
         metavar="CHECKPOINT",
-        help="checkpoint.pt, model.pt or folder of a run of ours, a file with a state dict (and --net), "
+        help="checkpoint.pt, model.pt or folder of a run of ours, the folder of a sweep, whose finished runs are "
+        "evaluated one after the other, a file with a state dict (and --net), "
         "torchvision:NAME[:WEIGHTS], for example torchvision:resnet50:IMAGENET1K_V2, timm:NAME, or python:FUNCTION of "
         "your own, which returns a network with its weights: python:package.module:name or python:path/file.py:name",
     )
@@ -116,7 +123,8 @@ def add(commands: Any) -> None:
         type=Path,
         default=argparse.SUPPRESS,
         metavar="OUT",
-        help="compute all figures in OUT again, from its predictions, without the network and the images",
+        help="compute all figures in OUT, or in the one evaluation in the folder of a run, again, from its "
+        "predictions, without the network and the images",
     )
 
 
@@ -132,7 +140,10 @@ def run(args: argparse.Namespace) -> int:
     rescoring = hasattr(args, "rescore")
     if rescoring and (given := _given(args) - {"rescore"}):
         names = sorted("CHECKPOINT" if name == "checkpoint" else f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(f"--rescore needs nothing but its folder, got {', '.join(names)}")
+        raise ValueError(
+            f"--rescore needs nothing but its folder, got {', '.join(names)}: fastmoll evaluate --rescore "
+            f"{shlex.quote(str(args.rescore))}"
+        )
     if not rescoring and not hasattr(args, "checkpoint"):
         raise ValueError("CHECKPOINT must be given (see fastmoll evaluate --help)")
     # Loaded here: --help should not wait for torch.
@@ -140,8 +151,64 @@ def run(args: argparse.Namespace) -> int:
     from fastmoll.distributed import together
 
     if rescoring:
-        return together("cpu", lambda process: rescore(process, args.rescore))
+        out = _evaluation(args.rescore)
+        return together("cpu", lambda process: rescore(process, out))
+    if _runs(Path(args.checkpoint)):
+        return together(args.device, lambda process: _evaluate_runs(process, args))
     return together(args.device, lambda process: evaluate(process, args))
+
+
+def _evaluation(folder: Path) -> Path:
+    """The folder of an evaluation, or of the one that is in the folder of a run."""
+    found = [path.parent for path in sorted(folder.glob("*/settings.json"))]
+    if (folder / "settings.json").exists() or not found:
+        return folder
+    if len(found) > 1:
+        raise ValueError(f"--rescore: {folder} has several evaluations: {', '.join(map(str, found))}")
+    return found[0]
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The runs in a folder that is none itself, in natural order."""
+    if (folder / "model.pt").exists():
+        return []
+    found = {path.parent for name in ("config.json", "model.pt") for path in folder.glob(f"*/{name}")}
+    parts = {run: re.split(r"(\d+)", run.name) for run in found}
+    return sorted(found, key=lambda run: [int(part) if part.isdecimal() else part for part in parts[run]])
+
+
+def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
+    """Evaluate all finished runs in a folder; one that can't be doesn't keep the others from it.
+
+    Raises:
+        Stop: on all processes, for arguments that are of one network, no finished run, or, at the end, such an error.
+    """
+    from fastmoll.cli.evaluation import evaluate
+    from fastmoll.distributed import Stop
+    from fastmoll.output import say
+
+    with process.agree():
+        folder = Path(args.checkpoint)
+        runs = _runs(folder) if process.main else []
+        finished = [run for run in runs if (run / "model.pt").is_file()]
+        for name in ("net", "out"):
+            if hasattr(args, name):
+                raise ValueError(f"--{name} is for one network, but {folder} is a folder of runs")
+        if process.main and not finished:
+            raise ValueError(f"CHECKPOINT: no run in {folder} is finished: {', '.join(run.name for run in runs)}")
+        if len(finished) < len(runs):
+            names = ", ".join(run.name for run in runs if run not in finished)
+            say(process, f"{len(runs) - len(finished)} of {len(runs)} runs are not finished and left out: {names}")
+    failed = False
+    for run in process.gather(finished)[0]:
+        try:
+            evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": str(run)}))
+        except Stop as stop:
+            failed = True
+            if stop.message is not None:
+                sys.stderr.write(f"error: {run}: {stop.message}\n")
+    if failed:
+        raise Stop(None, 1)
 
 
 def _given(args: argparse.Namespace) -> set[str]:

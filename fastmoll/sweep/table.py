@@ -29,8 +29,8 @@ _PAPER: Final = {
 _KEYS: Final = ("data", "net", "augment", "mollify", "settings", "source", "seeds")
 _NOTE: Final = "± is the standard deviation over seeds (n - 1); ECE has 15 bins over the whole set."
 _TO_DO: Final = (
-    "Where the corrupted error is missing, `fastmoll evaluate RUN` adds it, RUN being a run's folder; then make this "
-    "table again with --table. A row has it when all of its seeds do."
+    "Where the corrupted error is missing, `fastmoll evaluate DIR` adds it, DIR being this table's folder (or that of "
+    "one run); then make this table again with --table. A row has it when all of its seeds do."
 )
 _PAPER_NOTE: Final = "The paper's ECE is a mean over batches of 100 images, which is another number."
 _TABLE_2: Final = "paper, table 2"

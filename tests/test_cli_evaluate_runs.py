@@ -1,0 +1,94 @@
+"""``fastmoll evaluate`` and ``--rescore`` on folders: of a sweep, with all its runs, and of one run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from evaluations import SOME, cells, fails, finish, run, start, write_data
+
+from fastmoll.train.small_images import main as train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ONE = ["--corruptions", "fog", "--severities", 2, "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run of one epoch."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "data").mkdir()
+    settings = ["--net", "shufflenet_v2_x0_5", "--augment", "none", "--optim.epochs", "1", "--data.batch-size", "10"]
+    settings += ["--run.device", "cpu", "--run.output", str(place / "run")]
+    assert train(["--data", str(write_data(place / "data")), *settings]) == 0
+    return place / "run"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, trained: Path) -> Path:
+    """A folder of two runs, one that isn't finished, and one with a damaged network."""
+    for name in ("run-10", "run-2", "run-3", "run-4"):
+        shutil.copytree(trained, tmp_path / "sweep" / name)
+    (tmp_path / "sweep" / "run-3" / "model.pt").unlink()
+    (tmp_path / "sweep" / "run-4" / "model.pt").write_bytes(b"none")
+    (tmp_path / "sweep" / "table.md").touch()
+    return tmp_path / "sweep"
+
+
+def test_the_finished_runs_of_a_sweep_are_evaluated_and_an_error_keeps_no_other_from_it(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(sweep, *SOME) == 1
+    out, err = capsys.readouterr()
+    assert "1 of 4 runs are not finished and left out: run-3\n" in out
+    places = [out.index(f"{sweep / name / 'model.pt'} on") for name in ("run-2", "run-10")]  # in natural order
+    assert places == sorted(places)
+    errors = [line for line in err.splitlines() if line.startswith("error")]
+    assert len(errors) == 1 and errors[0].startswith(f"error: {sweep / 'run-4'}: CHECKPOINT: ")
+    for name in ("run-2", "run-10"):
+        assert len(cells(sweep / name / "robustness-generated")) == 5
+    shutil.rmtree(sweep / "run-4")
+    assert run(sweep, *SOME) == 0
+    assert capsys.readouterr().out.count("5 of 5 cells are done already") == 2
+
+
+def test_two_processes_evaluate_a_sweep_together(sweep: Path) -> None:
+    assert finish(start(2, sweep, *ONE), 100) == [1, 1]
+    for name in ("run-2", "run-10"):
+        assert len(cells(sweep / name / "robustness-generated")) == 2
+    assert finish(start(2, sweep, *ONE, "--out", sweep / "out"), 100) == [2, 1]
+
+
+def test_what_is_of_one_network_is_refused_for_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--out", "--net"):
+        assert f"{option} is for one network, but {sweep} is a folder of runs" in fails(capsys, sweep, option, "x")
+    for path in sweep.glob("*/model.pt"):
+        path.unlink()
+    message = fails(capsys, sweep)
+    assert message == f"error: CHECKPOINT: no run in {sweep} is finished: run-2, run-3, run-4, run-10"
+    assert "is a folder without model.pt" in fails(capsys, sweep / "run-2")
+
+
+def test_rescoring_takes_the_folder_of_a_run_with_one_evaluation(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = sweep / "run-2"
+    assert f"{mine} holds no evaluation" in fails(capsys, "--rescore", mine)
+    assert run(mine, *ONE, "--predictions") == 0
+    out = mine / "robustness-generated"
+    (out / "cells" / "fog-2.json").unlink()
+    assert run("--rescore", mine) == 0 and (out / "cells" / "fog-2.json").exists()
+    shutil.copytree(out, mine / "robustness-official")
+    capsys.readouterr()
+    message = f"error: --rescore: {mine} has several evaluations: {out}, {mine / 'robustness-official'}"
+    assert fails(capsys, "--rescore", mine) == message
+
+
+def test_predictions_without_pyarrow_are_refused_before_anything_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    message = "error: predictions need pyarrow: pip install 'fastmoll[report]'"
+    assert fails(capsys, tmp_path / "nowhere.pt", "--predictions") == message
