@@ -99,12 +99,12 @@ def write_json(path: Path, content: object) -> None:
 class Bar(tqdm):  # type: ignore[type-arg]
     """A progress bar that writes a line now and then where it can't be redrawn, in a file or the log of a job."""
 
-    _shown = -float("inf")
+    _shown = -float("inf")  # of all bars together
 
     def refresh(self, *args: Any, **options: Any) -> None:
         now = time.monotonic()
         if sys.stderr.isatty() or now - self._shown >= _SELDOM:
-            self._shown = now
+            Bar._shown = now
             super().refresh(*args, **options)
 
 

@@ -242,7 +242,7 @@ def build(
         map_files: Map files into memory, which is a little faster. Not in a forked process: DALI keeps its mappings
             behind one lock, which a thread of the parent may have held when the process was made.
         without: The samples that are left out, bool ``(samples,)``.
-        replaced: Samples, and those that take their places.
+        replaced: Samples, and those whose files take the places of theirs.
 
     Returns:
         A built pipeline; ``run()`` gives images ``(batch, size, size, 3)``, sample ids int32 ``(batch, 1)`` and, where
@@ -252,9 +252,8 @@ def build(
     # in memory is gone with this process, however that ends.
     with open(os.memfd_create("fastmoll-files"), "wb") as file:
         samples: Iterable[int] = range(len(folder)) if without is None else np.flatnonzero(~without).tolist()
-        if replaced:
-            samples = [replaced.get(sample, sample) for sample in samples]
-        file.writelines(os.fsencode(folder.paths[sample]) + b" %d\n" % sample for sample in samples)
+        source = replaced or {}
+        file.writelines(os.fsencode(folder.paths[source.get(i, i)]) + b" %d\n" % i for i in samples)
         file.flush()
         with warnings.catch_warnings(record=True) as caught:
             pipeline = _graph(

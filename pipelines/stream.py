@@ -184,14 +184,15 @@ class Stream:
         DALI's state before them fits the new list, which is as long: all that is random in the batches that follow is
         as if there had been no error.
         """
-        for sample, (path, why) in zip(bad, reason.files, strict=True):
+        why = dict(reason.files)
+        for sample in bad:
             other = self._other(sample)
             if other is None:
                 return False
+            path = self._folder.path(self._replaced.get(sample, sample))
             instead = f"{self._folder.paths[other]} takes its place"
-            warnings.warn(f"{path}: {why}; {instead}", BadImageWarning, stacklevel=3)
-            # Those that it stood for, too.
-            self._replaced = {a: other if b == sample else b for a, b in self._replaced.items()} | {sample: other}
+            warnings.warn(f"{path}: {why[path]}; {instead}", BadImageWarning, stacklevel=3)
+            self._replaced[sample] = other
         return bool(bad)
 
     def close(self) -> None:
@@ -231,8 +232,7 @@ class Stream:
         folder = self._folder
         same = np.flatnonzero(folder.targets == folder.targets[sample])
         for other in np.roll(same, -1 - np.searchsorted(same, sample)).tolist():
-            found = None if other in self._replaced else diagnose_files([folder.path(other)])
-            if found is not None and not any(finding.kind == "bad" for finding in found):
+            if other != sample and not any(found.kind == "bad" for found in diagnose_files([folder.path(other)])):
                 return int(other)
         return None
 
@@ -250,11 +250,15 @@ class Stream:
             pipeline = self._build(stand_in)
             # The error can belong to a batch that was being prepared ahead.
             for _ in range(self._config.prefetch + 1):
-                samples = {folder.path(i): i for i in _run(pipeline, self._config.device_id).samples.tolist()}
-                bad = [(f.path, f.reason) for f in diagnose_files(list(samples)) if f.kind == "bad"]
+                samples = dict.fromkeys(_run(pipeline, self._config.device_id).samples.tolist())
+                files = {i: folder.path(self._replaced.get(i, i)) for i in samples}
+                found = {
+                    f.path: f.reason for f in diagnose_files(list(dict.fromkeys(files.values()))) if f.kind == "bad"
+                }
+                bad = {i: (path, found[path]) for i, path in files.items() if path in found}
                 if bad:
-                    reason = BadImageError(bad, f"can't decode {len(bad)} file(s) in {where}:")
-                    return [samples[path] for path, _ in bad], reason
+                    context = f"can't decode {len(found)} file(s) in {where}:"
+                    return list(bad), BadImageError(list(dict.fromkeys(bad.values())), context)
         return [], BadImageError([], f"DALI failed in {where}, though each of its files can be decoded alone: {error}")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastmoll.distributed import Process
-from fastmoll.output import bar, say
+from fastmoll.output import Bar, bar, say
 
 
 class Stream(io.StringIO):
@@ -26,6 +26,7 @@ def test_a_bar_in_a_file_is_written_once_in_a_while_whatever_is_said_of_it(
     terminal: bool, lines: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Stream(terminal))
+    monkeypatch.setattr(Bar, "_shown", -float("inf"))
     process = Process(0, 1, torch.device("cpu"))
     with bar(range(0), process, "epoch 1", 3) as progress:
         for step in range(3):

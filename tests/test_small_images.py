@@ -17,6 +17,7 @@ import torch
 from processes import assert_equal, kill_at, log, run, started
 
 import fastmoll
+from fastmoll.train import checkpoint
 from fastmoll.train.config import SMALL_RECIPES, check, parse_small
 from fastmoll.train.settings import MollifyConfig, OptimConfig, SmallDataConfig
 from fastmoll.train.small_images import main
@@ -136,6 +137,21 @@ def test_a_signal_ends_a_run_after_a_step_with_a_checkpoint_and_it_goes_on_with_
         again = ["--resume", "--run.max-steps", step + 1, "--run.output", output]
         assert main([str(argument) for argument in again]) == 0
         assert log(output)[-1]["step"] == step + 1
+
+
+def test_a_signal_that_comes_while_the_last_checkpoint_of_an_epoch_is_written_is_heeded(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, output = checkpoint.save, tmp_path / "run"
+
+    def saved(content: object, path: Path) -> None:
+        save(content, path)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(checkpoint, "save", saved)
+    arguments = ["--data", data, *SETTINGS, "--run.checkpoint-every", "10000", "--run.output", output]
+    assert main([str(argument) for argument in arguments]) == 128 + signal.SIGTERM
+    assert {line["kind"] for line in log(output)} == {"train"} and log(output)[-1]["step"] == 6
 
 
 def test_weights_are_evaluated_without_training_images(

@@ -441,7 +441,9 @@ def test_a_gpu_goes_on_from_the_random_state_of_a_cpu() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(tmp_path: Path) -> None:
+def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "run"
     output.mkdir()
     given = ["--recipe", "scratch", "--data.size", "96", "--mollify.roles", "1", "0", "1", "--model.ema", "0.9"]
@@ -453,9 +455,17 @@ def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(tmp_pat
     assert parse([*again, "--data.batch-size", "8"]) == dataclasses.replace(
         expected, data=dataclasses.replace(first.data, batch_size=8)
     )
-    for text in ("{", "[]", '{"data": 3}'):
+    for text in (
+        "{",
+        "[]",
+        '{"recipe": "scratch", "data": 3}',
+        '{"recipe": "scratch", "data": {"batch_size": "8"}}',
+        "{}",
+    ):
         (output / "config.json").write_text(text)
-        assert parse(again).data.size == RECIPES["sample"].data.size
+        with pytest.raises(SystemExit) as stopped:
+            parse(again)
+        assert stopped.value.code == 2 and f"{output}/config.json does not fit" in capsys.readouterr().err
 
     small = parse_small(["--data", "cifar10", "--data.mean", "0.1", "0.2", "0.3", "--data.std", "1", "1", "1"])
     (output / "config.json").write_text(json.dumps(small.plain()))

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -113,11 +114,21 @@ def _going_on(argv: Sequence[str] | None, config: Kind) -> Kind:
     """Where a run is resumed, its own settings in the place of defaults: only what changes must be given again."""
     if not config.run.resume or config.run.output is None:
         return config
-    saved = _read(config.run.output / "config.json")
+    path = config.run.output / "config.json"
+    if not path.exists():
+        return config
     try:
-        return config if saved is None else _parse(argv, _restored(config, saved))
-    except (LookupError, ValueError, TypeError, AttributeError):
-        return config  # the checkpoint will tell
+        saved = _read(path)
+        if saved is None:
+            raise ValueError("it can't be read as settings")
+        if ("recipe" in saved) != isinstance(config, ImageNetConfig):
+            raise ValueError("it is of the other trainer")
+        restored: Kind = _restored(config, saved)
+    except (ValueError, AttributeError) as error:
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"error: --run.output: {path} does not fit: {error}\n")
+        raise SystemExit(2) from error
+    return _parse(argv, restored)
 
 
 def _restored(default: Any, saved: dict[str, Any]) -> Any:
@@ -130,8 +141,12 @@ def _restored(default: Any, saved: dict[str, Any]) -> Any:
             continue
         if is_dataclass(now):
             value = _restored(now, value)
+        elif isinstance(now, bool | int | float | str) and value is not None:
+            kinds = (int, float) if type(now) is float else type(now)
+            if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(now, bool):
+                raise ValueError(f"{entry.name} is {value!r}")
         elif entry.name == "path" and value is not None:
-            value = Path(value)
+            value = Path(str(value))
         changes[entry.name] = tuple(value) if isinstance(value, list) else value
     return replace(default, **changes)
 

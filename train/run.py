@@ -52,7 +52,8 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool]:
             resuming = look_for_run(output_folder(config), config.run.resume)
     resuming = process.gather(resuming)[0]  # a network file system may show it to the others later
     if config.run.resume and not resuming:
-        say(process, f"nothing to resume in {config.run.output}: starting")
+        known = " with the settings in its config.json" if (output_folder(config) / "config.json").exists() else ""
+        say(process, f"nothing to resume in {config.run.output}: starting{known}")
     torch.backends.cudnn.benchmark = True  # all training batches have the same shape
     return config, resuming
 
@@ -201,25 +202,26 @@ def train(
     meter = Meter(process)
     results: dict[str, float] = {}
     every = config.run.validate_every
-    for epoch in range(max(learner.step - 1, 0) // per_epoch, config.optim.epochs):
-        end = min((epoch + 1) * per_epoch, learner.last)
-        validating = end == learner.last or (every > 0 and (epoch + 1) % every == 0)
-        # A checkpoint before each validation, with which a run resumed there begins; not after each epoch, since a
-        # good part of the time that a GPU needs for one would go into writing it.
-        train_epoch(config, process, learner, batches, meter, log, epoch, end, save=validating)
-        if not validating:
-            continue
-        with bar(validation, process, f"epoch {epoch + 1} validation", len(validation)) as progress:
-            results = evaluate(learner.evaluated, progress, process, config, validation.num_samples)
-        with process.agree():
-            log.write("validation", learner.step, epoch + 1, results)
-        say(
-            process,
-            f"epoch {epoch + 1}/{config.optim.epochs}: error {results['error']:.2%}, NLL {results['nll']:.4f}, "
-            f"ECE {results['ece']:.4f}",
-        )
-        if learner.step >= learner.last:
-            break
+    with stop_asked() as asked:
+        for epoch in range(max(learner.step - 1, 0) // per_epoch, config.optim.epochs):
+            end = min((epoch + 1) * per_epoch, learner.last)
+            validating = end == learner.last or (every > 0 and (epoch + 1) % every == 0)
+            # A checkpoint before each validation, with which a run resumed there begins; not after each epoch, since a
+            # good part of the time that a GPU needs for one would go into writing it.
+            train_epoch(config, process, learner, batches, meter, log, epoch, end, asked, save=validating)
+            if not validating:
+                continue
+            with bar(validation, process, f"epoch {epoch + 1} validation", len(validation)) as progress:
+                results = evaluate(learner.evaluated, progress, process, config, validation.num_samples)
+            with process.agree():
+                log.write("validation", learner.step, epoch + 1, results)
+            say(
+                process,
+                f"epoch {epoch + 1}/{config.optim.epochs}: error {results['error']:.2%}, NLL {results['nll']:.4f}, "
+                f"ECE {results['ece']:.4f}",
+            )
+            if learner.step >= learner.last:
+                break
     with process.agree():
         log.close()
         finish(config, process, learner, meter, results)
@@ -234,10 +236,11 @@ def train_epoch(
     log: Log,
     epoch: int,
     end: int,
+    asked: Callable[[], int],
     *,
     save: bool,
 ) -> None:
-    """Take the steps of an epoch that are still to do, up to step ``end``, with a checkpoint there if ``save``.
+    """Take the steps of an epoch that are still to do, until ``asked`` or up to ``end``, with a checkpoint if ``save``.
 
     Raises:
         Stop: the loss or the weights are no longer finite, the disk is full, or SIGINT or SIGTERM came; after those
@@ -248,19 +251,16 @@ def train_epoch(
     done = learner.step - epoch * learner.steps_per_epoch
     batches.set_epoch(epoch)
     meter.begin(batches)
-    stop = 0
-    with (
-        bar(range(0), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress,
-        stop_asked() as asked,
-    ):
+    stop, saving = 0, False
+    with bar(range(0), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress:
         while learner.step < end and not stop:
             lr = learner.lr
             learner.train_step(meter)
             progress.update()
             # Several processes must agree, which costs: they only do so where they meet for the log.
             stop = asked() if process.world_size == 1 else 0
-            saving = learner.step % config.run.checkpoint_every == 0 or (save and learner.step == end) or stop > 0
-            if saving or learner.step % config.run.log_every == 0 or learner.step == end:
+            saving = learner.step % config.run.checkpoint_every == 0 or (save and learner.step == end)
+            if saving or stop or learner.step % config.run.log_every == 0 or learner.step == end:
                 values = {**meter.read(), "lr": lr}
                 progress.set_postfix_str(
                     f"loss {values['loss']:.3f}, lr {lr:.2g}, {values['images_per_second']:.0f} images/s, "
@@ -271,10 +271,13 @@ def train_epoch(
                         raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
                     log.write("train", learner.step, epoch + 1, values)
                 stop = stop or max(process.gather(asked()))
-            if (saving or stop) and not config.run.resident:
+            if saving and not config.run.resident:
                 save_checkpoint(config, process, learner, batches)
+    stop = stop or max(process.gather(asked()))
     if stop:
         kept = "" if config.run.resident else "; --run.resume goes on there"
+        if kept and not saving:
+            save_checkpoint(config, process, learner, batches)
         say(process, f"stopped by {signal.Signals(stop).name} after step {learner.step}{kept}")
         raise Stop(None, 128 + stop)
 
@@ -326,8 +329,11 @@ def evaluate_only(config: Config, process: Process, validation: Loader, size: in
 
 def describe(config: Config, process: Process, learner: Learner) -> dict[str, Any]:
     """The settings, and what followed from them on this machine."""
+    plain = config.plain()
+    if plain["data"].get("path"):  # a run may be resumed from another folder
+        plain["data"]["path"] = str(Path(plain["data"]["path"]).absolute())
     return {
-        **config.plain(),
+        **plain,
         "resolved": {
             "device": process.device.type,
             "world_size": process.world_size,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ from types import FrameType
 @contextmanager
 def stop_asked() -> Iterator[Callable[[], int]]:
     """Let the first SIGINT or SIGTERM (a cluster's notice) wait until the block looks for it; another one ends it.
+
+    Validation does not look; the checkpoint before it is there, whatever happens.
 
     Yields:
         A function that gives the number of the signal that came, 0 where none did.
@@ -25,6 +29,8 @@ def stop_asked() -> Iterator[Callable[[], int]]:
         if caught:
             raise KeyboardInterrupt
         caught.append(number)
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write("stopping after a step, with a checkpoint; once more to stop at once\n")
 
     # Python hands signals to the main thread alone; one that is ignored, as that of a job in the background, stays so.
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
