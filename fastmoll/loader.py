@@ -397,7 +397,7 @@ def _resolve_augment(
     Raises:
         ValueError: Neither a name nor a function, or a name that there is not.
     """
-    if not isinstance(augment, str) and callable(augment):
+    if not isinstance(augment, str):
         check_augment(augment, size, size)
         return "fc", augment, augment.spec.mix if isinstance(augment, Augment) else None
     spec = parse_augment(augment)

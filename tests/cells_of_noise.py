@@ -68,3 +68,11 @@ def run(results: Results, cells: tuple[Cell, ...] = ALL, opened: list[Cell] | No
         return Loader(cell)
 
     measure(CPU, network(), results, cells, open_loader, num_classes=3, **options)
+
+
+def write_finished(out: Path) -> Path:
+    """An evaluation of all cells, with predictions."""
+    results = begun(out)
+    run(results, predictions=True)
+    assert results.finish() is not None
+    return out

@@ -60,12 +60,12 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return lines[0]
 
 
-def write_data(root: Path) -> Path:
-    """Three classes of noise around a colour, 16 pixels: 30 training images, 24 for validation."""
+def write_data(root: Path, size: int = 16, train: int = 30, val: int = 24) -> Path:
+    """Arrays of three classes of noise around a colour."""
     generator = np.random.default_rng(0)
-    for split, count in {"train": 30, "val": 24}.items():
+    for split, count in {"train": train, "val": val}.items():
         labels = np.arange(count) % 3
-        images = generator.integers(0, 120, (count, 16, 16, 3), dtype=np.uint8)
+        images = generator.integers(0, 120, (count, size, size, 3), dtype=np.uint8)
         images[np.arange(count), :, :, labels] += 100
         np.save(root / f"{split}.npy", images)
         np.save(root / f"{split}_labels.npy", labels)

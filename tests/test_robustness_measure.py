@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells_of_noise import CPU, Loader, begun, network, run
+from cells_of_noise import CPU, Loader, begun, network, run, write_finished
 
 from fastmoll.distributed import Stop
 from fastmoll.report.read import read_run
@@ -22,11 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("finished")
-    results = begun(out)
-    run(results, predictions=True)
-    assert results.finish() is not None
-    return out
+    return write_finished(tmp_path_factory.mktemp("finished"))
 
 
 def test_every_cell_has_the_figures_of_its_images_and_reports_can_read_them(finished: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cells_of_noise import HEADER, begun, run
+from cells_of_noise import HEADER, begun, run, write_finished
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.metrics import ALEXNET, mean_corruption_error
@@ -21,11 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("finished")
-    results = begun(out)
-    run(results, predictions=True)
-    assert results.finish() is not None
-    return out
+    return write_finished(tmp_path_factory.mktemp("finished"))
 
 
 def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Path) -> None:

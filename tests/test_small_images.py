@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluations import write_data
 from processes import assert_equal, kill_at, log, run, started
 
 import fastmoll
@@ -37,15 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Arrays of three classes of noise around a colour: 45 training images, 11 for validation."""
-    root = tmp_path_factory.mktemp("data")
-    generator = np.random.default_rng(0)
-    for split, count in {"train": 45, "val": 11}.items():
-        labels = np.arange(count) % 3
-        images = generator.integers(0, 120, (count, 32, 32, 3), dtype=np.uint8)
-        images[np.arange(count), :, :, labels] += 100
-        np.save(root / f"{split}.npy", images)
-        np.save(root / f"{split}_labels.npy", labels)
-    return root
+    return write_data(tmp_path_factory.mktemp("data"), 32, 45, 11)
 
 
 def test_the_flags_of_the_paper_are_the_papers_recipe() -> None:

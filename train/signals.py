@@ -30,7 +30,7 @@ def stop_asked() -> Iterator[Callable[[], int]]:
             raise KeyboardInterrupt
         caught.append(number)
         if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write("stopping after a step, with a checkpoint; once more to stop at once\n")
+            sys.stderr.write("stopping after a step; once more to stop at once\n")
 
     # Python hands signals to the main thread alone; one that is ignored, as that of a job in the background, stays so.
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
