@@ -169,12 +169,11 @@ class ImageNetLoader:
                 )
         else:
             length = math.ceil(self._shard_size / batch_size)
+        self._batch_size = batch_size
         # Batches the padded graph gives in an epoch: as many as the largest shard fills. Padding is decoded too, so a
         # batch is never larger than that shard.
         largest = math.ceil(self.num_samples / world_size)
-        self._batch_size = batch_size
         padded_length = math.ceil(largest / batch_size)
-
         self._config = imagenet.GraphConfig(
             train=train,
             batch_size=min(batch_size, largest),
@@ -197,9 +196,8 @@ class ImageNetLoader:
         )
         from fastmoll.pipelines.stream import Stream
 
-        self._stream = Stream(
-            self._config, self._folder, seed, length, padded_length, substitute=on_error == "substitute"
-        )
+        substitute = on_error == "substitute"
+        self._stream = Stream(self._config, self._folder, seed, length, padded_length, substitute=substitute)
         self._augment = describe(augment)
         self._mollify, self._after = with_mix(mollify, mix if train else None, len(self.classes), seed)
         self._dtype = dtype
@@ -280,12 +278,8 @@ class ImageNetLoader:
             images = images.permute(0, 3, 1, 2)
         else:
             flip = None if flip is None else flip.to(self._device, non_blocking=True)
-            tail: dict[str, Any] = {
-                "mean": self._config.mean,
-                "std": self._config.std,
-                "flip": flip,
-                "dtype": self._dtype,
-            }
+            mean, std = self._config.mean, self._config.std
+            tail: dict[str, Any] = {"mean": mean, "std": std, "flip": flip, "dtype": self._dtype}
             if mollify is None:
                 images = batch_tail(images, **tail)
             else:
@@ -337,6 +331,7 @@ class ImageNetLoader:
             "adjust_orientation": int(config.adjust_orientation),
             "decoder": "cpu" if config.device_id is None else "gpu" if config.decoder == "mixed" else "cpu of a gpu",
             "mollify": describe(self._mollify if self._after is None else self._after),
+            "resized_by": "numba" if config.compiled_resize else "dali",
             "dali": nvidia.dali.__version__,
         }
 

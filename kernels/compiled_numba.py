@@ -12,17 +12,22 @@ from typing import Any
 import numba
 
 
-def _compile(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def _compile(compiler: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+            return compiler(*arguments, cache=True, error_model="numpy", **options)(function)
         except RuntimeError:  # no such folder, in a read-only container: compiled anew by each process
-            return numba.njit(nogil=True, error_model="numpy", **options)(function)
+            return compiler(*arguments, error_model="numpy", **options)(function)
 
     return decorate
 
 
-compiled = _compile()
+compiled = _compile(numba.njit, nogil=True)
 """For functions whose products and sums are rounded one by one."""
-fused = _compile(fastmath={"contract"})
+fused = _compile(numba.njit, nogil=True, fastmath={"contract"})
 """For those whose products and sums may be fused."""
+
+
+def entry(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """For functions that C calls by their address, compiled at once."""
+    return _compile(numba.cfunc, signature)

@@ -9,7 +9,7 @@ import numpy as np
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.counter_numba import take
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 37eae3880df8
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): b847f325518f
 
 
 _ONE = np.float32(1.0)

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, math, pipeline_def, types
 
+from fastmoll.kernels.checks import installed
 from fastmoll.pipelines import dali_policies
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.pipelines.policies import ROTATION
+from fastmoll.pipelines.resize import resize_compiled
 
 READER = "reader"
 # A crop that is this many times larger than the output, or more, is reduced with a filter before it is rotated.
@@ -70,6 +72,12 @@ class GraphConfig:
     preallocate: tuple[int, int] | None
     dali_augment: Callable[[Any], Any] | None = None
     decoder: str = "mixed"
+
+    @property
+    def compiled_resize(self) -> bool:
+        """Whether crops are resized by compiled code rather than by DALI's operator: on a CPU, with Numba."""
+        plain = self.train and self.augment.partition("+")[0] == "fc"
+        return plain and self.device_id is None and installed("numba")
 
 
 def _random_crop(encoded: Any, config: GraphConfig) -> Any:
@@ -171,7 +179,9 @@ def _augment(encoded: Any, config: GraphConfig) -> Any:
     if base == "none":
         images = _centre_crop(encoded, config)
     elif base == "fc":
-        images = _resize(_random_crop(encoded, config), config.size, config.size)
+        images = _random_crop(encoded, config)
+        compiled = config.compiled_resize
+        images = resize_compiled(images, config.size) if compiled else _resize(images, config.size, config.size)
     else:
         angle = fn.random.uniform(range=[-ROTATION, ROTATION])
         images = _rotate(_random_crop(encoded, config), angle, config.size)
