@@ -158,8 +158,7 @@ class ImageNetLoader:
                 f"mollify has num_classes={classes}, but {self._folder.root} has {len(self.classes)} class folders"
             )
 
-        first, end = (self.num_samples * r // world_size for r in (rank, rank + 1))
-        self._shard_size = end - first
+        self._shard_size = self.num_samples * (rank + 1) // world_size - self.num_samples * rank // world_size
         if train:
             length = self.num_samples // world_size // batch_size
             if length == 0:

@@ -15,8 +15,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has one processor
 import numpy as np
 import pytest
 import torch
+from cifar_files import PER_FILE
 from PIL import Image
 from torch import Tensor
+
+from fastmoll.pipelines import small
 
 # Read when Triton is first imported: without a card, its kernels run in the interpreter, on CPU tensors.
 if not torch.cuda.is_available():
@@ -63,6 +66,15 @@ def make_tree(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture
+def small_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete data sets of small images are a few images here."""
+    counts = {"cifar10": (5 * PER_FILE, PER_FILE), "cifar100": (PER_FILE, PER_FILE), "tinyimagenet": (8, 5)}
+    known = {name: small.KNOWN[name]._replace(train=counts[name][0], val=counts[name][1]) for name in counts}
+    known["tinyimagenet"] = known["tinyimagenet"]._replace(classes=4, size=64)
+    monkeypatch.setattr(small, "KNOWN", known)
 
 
 @pytest.fixture

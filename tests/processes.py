@@ -30,7 +30,7 @@ def rank_main(rank: int, world_size: int, port: int, output: str, script: str, a
 # Processes forked from one that has imported everything: as fresh as new ones, and seconds sooner.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["fastmoll.train.imagenet", "fastmoll.train.small_images", "fastmoll.loader", "torch.utils.tensorboard"]
+    ["fastmoll.train.run_imagenet", "fastmoll.train.run_small", "fastmoll.loader", "torch.utils.tensorboard"]
 )
 
 

@@ -54,6 +54,42 @@ def test_the_finished_runs_of_a_sweep_are_evaluated_and_an_error_keeps_no_other_
     assert capsys.readouterr().out.count("5 of 5 cells are done already") == 2
 
 
+def test_a_run_under_several_names_is_evaluated_once(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run-3", "run-4", "run-10"):
+        shutil.rmtree(sweep / name)
+    for name, target in (("best", "run-2"), ("zz", "run-2"), ("other", sweep.parent / "elsewhere")):
+        (sweep / name).symlink_to(target)
+    shutil.copytree(sweep / "run-2", sweep.parent / "elsewhere")
+    assert run(sweep, *ONE) == 0
+    evaluated = [line for line in capsys.readouterr().out.splitlines() if "model.pt on " in line]
+    assert [line.partition(" on ")[0] for line in evaluated] == [
+        f"{sweep / x / 'model.pt'}" for x in ("other", "run-2")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", 0], "--batch-size must be"),
+        (["--corruptions", "fogg"], "corruptions: there is no 'fogg'; did you mean fog?"),
+        (["--corrupted", "official"], "--corrupted must be generated or official:PATH, got 'official'"),
+    ],
+)
+def test_a_wrong_argument_is_said_once_for_all_runs(
+    sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[object], message: str
+) -> None:
+    assert message in fails(capsys, sweep, *ONE, *arguments)
+    assert not list(sweep.glob("*/robustness-*"))
+
+
+def test_an_error_that_all_runs_have_is_said_once(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sweep / "run-4" / "model.pt").unlink()
+    assert run(sweep, *ONE, "--data", "/nowhere") == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {sweep / 'run-2'}: data: '/nowhere' is no file or folder")
+    assert second == "error: the same as for run-2: run-10"
+
+
 def test_two_processes_evaluate_a_sweep_together(sweep: Path) -> None:
     assert finish(start(2, sweep, *ONE), 100) == [1, 1]
     for name in ("run-2", "run-10"):

@@ -1,12 +1,8 @@
-"""Tests of the readers of small images: official archives, folders, arrays, digits, and what is wrong with them."""
+"""Tests of the readers of small images: TinyImageNet, arrays, folders, digits, and what is wrong with them."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import pickle
-import struct
-import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,219 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torchvision
+from cifar_files import noise, write_cifar
 from numpy.typing import NDArray
 from PIL import Image
 
 from fastmoll.pipelines import cifar, decoded, small
 from fastmoll.pipelines.small import SmallData, read_small, standardisation
 
-PER_FILE = 6
-
-
-def noise(count: int, size: int = 32, seed: int = 0, classes: int = 10) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    rng = np.random.default_rng(seed)
-    images = rng.integers(0, 256, (count, size, size, 3), np.uint8)
-    return images, np.concatenate([np.arange(min(classes, count)), rng.integers(0, classes, max(count - classes, 0))])
-
-
-@pytest.fixture(autouse=True)
-def small_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Complete data sets are a few images here."""
-    counts = {"cifar10": (5 * PER_FILE, PER_FILE), "cifar100": (PER_FILE, PER_FILE), "tinyimagenet": (8, 5)}
-    known = {name: small.KNOWN[name]._replace(train=counts[name][0], val=counts[name][1]) for name in counts}
-    known["tinyimagenet"] = known["tinyimagenet"]._replace(classes=4, size=64)
-    monkeypatch.setattr(small, "KNOWN", known)
-
-
-# --- CIFAR ------------------------------------------------------------------------------------------------------------
-
-
-def string(data: bytes) -> bytes:
-    return b"U" + bytes([len(data)]) + data if len(data) < 256 else b"T" + struct.pack("<I", len(data)) + data
-
-
-def python2_array(array: NDArray[np.uint8]) -> bytes:
-    rows, columns = array.shape
-    return (
-        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + string(b"b") + b"\x87R(K\x01"
-        b"M" + struct.pack("<H", rows) + b"M" + struct.pack("<H", columns) + b"\x86"
-        b"cnumpy\ndtype\n" + string(b"u1") + b"K\x00K\x01\x87R(K\x03" + string(b"|") + b"NNNJ\xff\xff\xff\xff"
-        b"J\xff\xff\xff\xffK\x00tb\x89" + string(array.tobytes()) + b"tb"
-    )
-
-
-def python2_pickle(content: dict[bytes, Any]) -> bytes:
-    """The bytes that Python 2's cPickle writes, as in the official files: strings that Python 3 reads as bytes."""
-    out = b"\x80\x02}"
-    for key, value in content.items():
-        out += string(key)
-        if isinstance(value, np.ndarray):
-            out += python2_array(value)
-        else:
-            items = [string(item) if isinstance(item, bytes) else b"M" + struct.pack("<H", item) for item in value]
-            out += b"](" + b"".join(items) + b"e"
-        out += b"s"
-    return out + b"."
-
-
-def write_cifar(folder: Path, layout: cifar.Layout) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Files like the official ones, with fewer images; what is in each split."""
-    folder.mkdir(parents=True)
-    names = [b"class%d" % number for number in range(layout.num_classes)]
-    splits = {}
-    for split, files in (("train", layout.train), ("val", layout.val)):
-        images, labels = noise(PER_FILE * len(files), seed=len(split), classes=layout.num_classes)
-        splits[split] = images, labels
-        for number, file in enumerate(files):
-            rows = slice(number * PER_FILE, (number + 1) * PER_FILE)
-            planes = images[rows].transpose(0, 3, 1, 2).reshape(PER_FILE, 3072)
-            if layout.keys:
-                # CIFAR-100 has coarse labels too.
-                content = {b"coarse_labels": [0] * PER_FILE, layout.keys[0]: labels[rows].tolist(), b"data": planes}
-                (folder / file).write_bytes(python2_pickle(content))
-            else:
-                before = np.zeros((PER_FILE, layout.label_bytes), np.uint8)
-                before[:, -1] = labels[rows]
-                (folder / file).write_bytes(np.concatenate([before, planes], 1).tobytes())
-    if layout.keys:
-        (folder / layout.names).write_bytes(python2_pickle({layout.keys[1]: names}))
-    else:
-        (folder / layout.names).write_bytes(b"\n".join(names) + b"\n\n")
-    return splits
-
-
-def pack(folder: Path, layout: cifar.Layout, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The archive of a folder, whose checksum is taken for the published one."""
-    archive = folder.parent / layout.archive
-    with tarfile.open(archive, "w:gz") as file:
-        file.add(folder, layout.folder)
-    changed = layout._replace(md5=hashlib.md5(archive.read_bytes()).hexdigest())
-    monkeypatch.setattr(cifar, "LAYOUTS", tuple(changed if x is layout else x for x in cifar.LAYOUTS))
-    return archive
-
-
-each_layout = pytest.mark.parametrize("layout", cifar.LAYOUTS, ids=lambda layout: layout.folder)
-
-
-@each_layout
-def test_cifar_comes_as_it_was_written_from_archive_folder_and_the_folder_around(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: cifar.Layout
-) -> None:
-    folder = tmp_path / "here" / layout.folder
-    splits = write_cifar(folder, layout)
-    places = [(pack(folder, layout, monkeypatch), None), (folder, None), (layout.name, folder.parent)]
-    for split, (images, labels) in splits.items():
-        for data, path in places:
-            read = read_small(data, split, path)
-            assert read.name == layout.name
-            assert np.array_equal(read.images, images) and np.array_equal(read.labels, labels)
-            assert read.classes == [f"class{number}" for number in range(layout.num_classes)]
-    assert len({read_small(folder, split).root for split in splits}) == 2
-
-
-@pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100"])
-def test_pickled_cifar_is_read_as_torchvision_reads_it_and_has_its_checksum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    dataset = getattr(torchvision.datasets, name)
-    layout = next(x for x in cifar.LAYOUTS if x.name == name.lower() and x.keys)
-    assert (layout.archive, layout.md5, layout.folder) == (dataset.filename, dataset.tgz_md5, dataset.base_folder)
-    write_cifar(tmp_path / layout.folder, layout)
-    monkeypatch.setattr(torchvision.datasets.cifar, "check_integrity", lambda *_: True)
-    for split in ("train", "val"):
-        theirs, ours = dataset(tmp_path, train=split == "train"), read_small(tmp_path, split)
-        assert np.array_equal(ours.images, theirs.data)
-        assert (ours.labels.tolist(), ours.classes) == (theirs.targets, theirs.classes)
-
-
-def test_an_archive_with_another_checksum_is_refused_by_name(tmp_path: Path) -> None:
-    layout = cifar.LAYOUTS[0]
-    (tmp_path / layout.archive).write_bytes(b"half of it")
-    md5 = hashlib.md5(b"half of it").hexdigest()
-    for data, path in ((tmp_path / layout.archive, None), ("cifar10", tmp_path)):
-        with pytest.raises(ValueError, match=rf"{layout.archive} has the checksum {md5}, not {layout.md5} as publ"):
-            read_small(data, "train", path)
-    (tmp_path / "other.zip").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"other.zip has the checksum .* no CIFAR archive; any other must be unpacked"):
-        read_small(tmp_path / "other.zip")
-
-
-@pytest.mark.parametrize(
-    "evil",
-    [
-        b"cos\nsystem\n" + string(b"touch ran") + b"\x85R.",
-        b"cbuiltins\neval\n" + string(b"open('ran', 'w')") + b"\x85R.",
-        b"cnumpy.core.multiarray\nscalar\n.",
-        b"cnumpy\nload\n" + string(b"x.npy") + b"\x85R.",
-    ],
-)
-def test_a_pickle_can_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evil: bytes) -> None:
-    layout = cifar.LAYOUTS[0]
-    write_cifar(tmp_path / "x", layout)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x" / "data_batch_3").write_bytes(b"\x80\x02" + evil)
-    with pytest.raises(ValueError, match=r"data_batch_3 can't be unpickled: it names (os|builtins|numpy)"):
-        read_small(tmp_path / "x")
-    assert not (tmp_path / "ran").exists()
-
-
-PLANES = np.zeros((PER_FILE, 3072), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "can't be unpickled"),
-        (python2_pickle({b"data": PLANES})[:-400], "can't be unpickled"),
-        (pickle.dumps([1]), "must hold a dict, got list"),
-        (python2_pickle({b"labels": [0]}), r"data must be uint8 of shape \(N, 3072\), got NoneType"),
-        (python2_pickle({b"data": PLANES[:, :5], b"labels": [0]}), r"data must be .*got uint8 \(6, 5\)"),
-        (python2_pickle({b"data": PLANES, b"labels": [0]}), "labels must be a list of 6 integers"),
-        (python2_pickle({b"data": PLANES, b"labels": [0] * 5 + [10]}), "labels must be in 0..9, got 10 for image 5"),
-    ],
-)
-def test_a_damaged_pickle_is_named(tmp_path: Path, content: bytes, message: str) -> None:
-    write_cifar(tmp_path / "x", cifar.LAYOUTS[0])
-    (tmp_path / "x" / "data_batch_2").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"x/data_batch_2:? ?{message}"):
-        read_small(tmp_path / "x")
-
-
-def test_a_label_beyond_numpys_integers_is_named(tmp_path: Path) -> None:
-    layout = cifar.LAYOUTS[0]
-    folder = tmp_path / layout.folder
-    write_cifar(folder, layout)
-    pixels = np.zeros((2, 3072), np.uint8)
-    (folder / "data_batch_1").write_bytes(pickle.dumps({b"data": pixels, b"labels": [3, 2**70]}))
-    with pytest.raises(ValueError, match=rf"data_batch_1: labels must be in 0..9, got {2**70} for image 1"):
-        read_small(folder)
-
-
-def test_missing_and_truncated_files_and_too_few_images_are_named(tmp_path: Path) -> None:
-    layout = cifar.LAYOUTS[1]
-    folder = tmp_path / layout.folder
-    write_cifar(folder, layout)
-    whole = (folder / "data_batch_5.bin").read_bytes()
-    (folder / "data_batch_5.bin").write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=r"data_batch_5.bin is truncated: its 18437 bytes"):
-        read_small(folder)
-    (folder / "data_batch_5.bin").write_bytes(whole[:3073])
-    with pytest.raises(ValueError, match=r"not all of it: 25 images of 32 x 32 .* instead of 30 of 32 x 32 in 10"):
-        read_small(folder)
-    (folder / "data_batch_5.bin").unlink()
-    with pytest.raises(ValueError, match=r"data_batch_5.bin is missing: .* is not all of cifar-10-binary.tar.gz"):
-        read_small(folder)
-    (folder / layout.names).write_text("cat\ndog\n")
-    with pytest.raises(ValueError, match=r"batches.meta.txt has 2 class names instead of 10"):
-        read_small(folder, "val")
-
-
-def test_one_data_set_is_not_taken_for_another(tmp_path: Path) -> None:
-    write_cifar(tmp_path / "x", cifar.LAYOUTS[2])
-    with pytest.raises(ValueError, match="x is cifar100, not cifar10"):
-        read_small("cifar10", "train", tmp_path / "x")
-    with pytest.raises(ValueError, match="split must be 'train' or 'val' for cifar100, got 'extra'"):
-        read_small(tmp_path / "x", "extra")
+pytestmark = pytest.mark.usefixtures("small_counts")
 
 
 # --- TinyImageNet -----------------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cifar_files import write_cifar
 from evaluations import write_data
 from processes import assert_equal, kill_at, log, run, started
 
 import fastmoll
+from fastmoll.pipelines.cifar import LAYOUTS
 from fastmoll.train import checkpoint
 from fastmoll.train.config import SMALL_RECIPES, check, parse_small
 from fastmoll.train.settings import MollifyConfig, OptimConfig, SmallDataConfig
@@ -248,6 +250,29 @@ def test_a_run_on_other_images_is_not_resumed(tmp_path: Path, data: Path, capsys
     np.save(other / "train.npy", images)
     capsys.readouterr()
     assert "loader state does not fit: data was" in fails(capsys, *moved, 3)
+
+
+@pytest.mark.parametrize("name", [None, "cifar10"])
+def test_a_run_on_data_at_a_relative_path_is_resumed_in_another_folder(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, small_counts: None, name: str | None
+) -> None:
+    first, second, output = tmp_path / "first", tmp_path / "second", tmp_path / "run"
+    for folder in (first, second):
+        folder.mkdir()
+    if name is None:
+        (first / "mine").symlink_to(data)
+        given, expected = ["--data", "./mine"], {"name": str(first / "mine"), "path": None}
+    else:
+        write_cifar(first / name, LAYOUTS[0])
+        given, expected = ["--data", name, "--data.path", name], {"name": name, "path": str(first / name)}
+    monkeypatch.chdir(first)
+    arguments = [*given, *SETTINGS, "--run.output", output, "--run.max-steps", 1]
+    assert main([str(argument) for argument in arguments]) == 0
+    for saved in (json.loads((output / "config.json").read_text()), torch.load(output / "checkpoint.pt")["config"]):
+        assert {key: saved["data"][key] for key in expected} == expected
+    monkeypatch.chdir(second)
+    assert main(["--resume", "--run.output", str(output), "--run.max-steps", "2"]) == 0
+    assert log(output)[-1]["step"] == 2
 
 
 def test_torchrun_runs_the_script_on_the_digits_with_nothing_said(tmp_path: Path) -> None:

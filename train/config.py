@@ -83,8 +83,7 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
     recipe = _look_for(argv, "--recipe")
     config = _parse(argv, RECIPES.get(recipe or "", RECIPES["finetune"]))
     if recipe is None and config.data.path is None:
-        recipe = "sample"
-        config = _parse(argv, RECIPES[recipe])
+        config = _parse(argv, RECIPES["sample"])
     saved = _trained(config)
     if saved is not None:
         default = RECIPES[config.recipe]
@@ -92,14 +91,18 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
             data = replace(default.data, size=int(saved["data"]["size"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
             config = _parse(argv, replace(default, data=data, model=model))
-    return _going_on(argv, config)
+    return _going_on(argv, config, None if recipe is None else f"--recipe {recipe}")
 
 
 def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     """Read the command line of ``small_images.py``; arguments, result and errors as for `parse`."""
-    name = _look_for(argv, "--data", "--data.name") or SmallDataConfig.name
-    default = SMALL_RECIPES.get(name, SMALL_RECIPES["paper"])
-    config = _parse(argv, default)
+    name = _look_for(argv, "--data", "--data.name")
+    default = SMALL_RECIPES[_small_recipe(name or SmallDataConfig.name)]
+    if default is SMALL_RECIPES["digits"]:
+        hint = "The defaults below are those of digits; all other data have the paper's: --data cifar10 --help."
+    else:
+        hint = "The defaults below are the paper's, for all data but digits."
+    config = _parse(argv, default, hint)
     saved = _trained(config)
     if saved is not None:
         with suppress(LookupError, ValueError, TypeError):
@@ -107,11 +110,18 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
             default = with_standardisation(default, [float(x) for x in mean], [float(x) for x in std])
             model = replace(default.model, name=str(saved["model"]["name"]))
             config = _parse(argv, replace(default, model=model))
-    return _going_on(argv, config)
+    return _going_on(argv, config, None if name is None else f"--data {name}")
 
 
-def _going_on(argv: Sequence[str] | None, config: Kind) -> Kind:
-    """Where a run is resumed, its own settings in the place of defaults: only what changes must be given again."""
+def _small_recipe(data: str) -> str:
+    return data if data in SMALL_RECIPES else "paper"
+
+
+def _going_on(argv: Sequence[str] | None, config: Kind, asked: str | None) -> Kind:
+    """Where a run is resumed, its own settings in the place of defaults: only what changes must be given again.
+
+    ``asked`` is the option that decided on the recipe, if there was one: of another recipe nothing would be taken.
+    """
     if not config.run.resume or config.run.output is None:
         return config
     path = config.run.output / "config.json"
@@ -124,11 +134,20 @@ def _going_on(argv: Sequence[str] | None, config: Kind) -> Kind:
         if ("recipe" in saved) != isinstance(config, ImageNetConfig):
             raise ValueError("it is of the other trainer")
         restored: Kind = _restored(config, saved)
+        if asked is not None and _recipe(restored) != _recipe(config):
+            raise ValueError(f"that run's recipe is {_recipe(restored)}, not that of {asked}")
     except (ValueError, AttributeError) as error:
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"error: --run.output: {path} does not fit: {error}\n")
         raise SystemExit(2) from error
     return _parse(argv, restored)
+
+
+def _recipe(config: Config) -> str:
+    if isinstance(config, SmallConfig):
+        return _small_recipe(config.data.name)
+    assert isinstance(config, ImageNetConfig)
+    return config.recipe
 
 
 def _restored(default: Any, saved: dict[str, Any]) -> Any:
@@ -175,12 +194,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     return saved if isinstance(saved, dict) else None
 
 
-def _parse(argv: Sequence[str] | None, default: Kind) -> Kind:
+def _parse(argv: Sequence[str] | None, default: Kind, hint: str = "") -> Kind:
+    text = "Train and evaluate a classifier on mollified images. Start it with python or with torchrun."
     return tyro.cli(
         type(default),
         args=argv,
         prog="imagenet.py" if isinstance(default, ImageNetConfig) else "small_images.py",
-        description="Train and evaluate a classifier on mollified images. Start it with python or with torchrun.",
+        description=f"{text} {hint}".rstrip(),
         default=default,
         # Under torchrun every process reads the same command line: one message is enough.
         console_outputs=os.environ.get("RANK", "0") == "0",

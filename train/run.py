@@ -19,6 +19,7 @@ from torch import nn
 import fastmoll
 from fastmoll.distributed import Process, Stop, together
 from fastmoll.output import bar, lock, say, write_json
+from fastmoll.pipelines.small import NAMES
 from fastmoll.train import checkpoint
 from fastmoll.train.config import check, with_output
 from fastmoll.train.engine import Learner, evaluate, peak_rate
@@ -291,7 +292,7 @@ def save_checkpoint(config: Config, process: Process, learner: Learner, training
             learner.require_finite()
             content = {
                 "format": FORMAT,
-                "config": config.plain(),
+                "config": recorded(config),
                 "classes": training.classes,
                 "world_size": process.world_size,
                 "learner": learner.state_dict(),
@@ -301,7 +302,7 @@ def save_checkpoint(config: Config, process: Process, learner: Learner, training
 
 
 def finish(config: Config, process: Process, learner: Learner, meter: Meter, results: dict[str, float]) -> None:
-    """Write the final weights and figures, and print them."""
+    """Write the final weights and figures, in which errors are fractions, and print them."""
     if not process.main:
         return
     output = output_folder(config)
@@ -329,11 +330,8 @@ def evaluate_only(config: Config, process: Process, validation: Loader, size: in
 
 def describe(config: Config, process: Process, learner: Learner) -> dict[str, Any]:
     """The settings, and what followed from them on this machine."""
-    plain = config.plain()
-    if plain["data"].get("path"):  # a run may be resumed from another folder
-        plain["data"]["path"] = str(Path(plain["data"]["path"]).absolute())
     return {
-        **plain,
+        **recorded(config),
         "resolved": {
             "device": process.device.type,
             "world_size": process.world_size,
@@ -344,6 +342,16 @@ def describe(config: Config, process: Process, learner: Learner) -> dict[str, An
             "torchvision": torchvision.__version__,
         },
     }
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """The settings with the places of the data from the root: a run is resumed and evaluated in other folders, too."""
+    plain = config.plain()
+    data = plain["data"]
+    for key, names in (("name", NAMES), ("path", ())):
+        if data.get(key) is not None and data[key] not in names:
+            data[key] = str(Path(data[key]).absolute())
+    return plain
 
 
 def output_folder(config: Config) -> Path:

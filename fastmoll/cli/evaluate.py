@@ -169,12 +169,14 @@ def _evaluation(folder: Path) -> Path:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The runs in a folder that is none itself, in natural order."""
+    """The runs in a folder that is none itself, each once, in natural order."""
     if (folder / "model.pt").exists():
         return []
     found = {path.parent for name in ("config.json", "model.pt") for path in folder.glob(f"*/{name}")}
-    parts = {run: re.split(r"(\d+)", run.name) for run in found}
-    return sorted(found, key=lambda run: [int(part) if part.isdecimal() else part for part in parts[run]])
+    # Links come first, so that of several names of a run its own is kept.
+    runs = {run.resolve(): run for run in sorted(found, key=lambda run: (not run.is_symlink(), run.name))}.values()
+    parts = {run: re.split(r"(\d+)", run.name) for run in runs}
+    return sorted(runs, key=lambda run: [int(part) if part.isdecimal() else part for part in parts[run]])
 
 
 def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
@@ -183,7 +185,7 @@ def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
     Raises:
         Stop: on all processes, for arguments that are of one network, no finished run, or, at the end, such an error.
     """
-    from fastmoll.cli.evaluation import evaluate
+    from fastmoll.cli.evaluation import check_arguments, evaluate
     from fastmoll.distributed import Stop
     from fastmoll.output import say
 
@@ -194,21 +196,29 @@ def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
         for name in ("net", "out"):
             if hasattr(args, name):
                 raise ValueError(f"--{name} is for one network, but {folder} is a folder of runs")
+        check_arguments(args)
         if process.main and not finished:
             raise ValueError(f"CHECKPOINT: no run in {folder} is finished: {', '.join(run.name for run in runs)}")
         if len(finished) < len(runs):
             names = ", ".join(run.name for run in runs if run not in finished)
             say(process, f"{len(runs) - len(finished)} of {len(runs)} runs are not finished and left out: {names}")
-    failed = False
-    for run in process.gather(finished)[0]:
+    codes: list[int] = []
+    failed: dict[str, list[str]] = {}
+    every = process.gather(finished)[0]
+    for run in every:
         try:
             evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": str(run)}))
         except Stop as stop:
-            failed = True
+            codes.append(stop.code)
             if stop.message is not None:
-                sys.stderr.write(f"error: {run}: {stop.message}\n")
-    if failed:
-        raise Stop(None, 1)
+                if stop.message not in failed:  # what is wrong with all runs, as data that are not there, is said once
+                    sys.stderr.write(f"error: {run}: {stop.message}\n")
+                failed.setdefault(stop.message, []).append(run.name)
+    for first, *others in failed.values():
+        if others:
+            sys.stderr.write(f"error: the same as for {first}: {', '.join(others)}\n")
+    if codes:
+        raise Stop(None, 2 if codes == [2] * len(every) else 1)
 
 
 def _given(args: argparse.Namespace) -> set[str]:

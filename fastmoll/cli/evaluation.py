@@ -17,7 +17,7 @@ from torch import nn
 import fastmoll
 from fastmoll.corruptions import CORRUPTIONS, SEVERITIES
 from fastmoll.distributed import Process
-from fastmoll.kernels.checks import check_integer
+from fastmoll.kernels.checks import check_integer, check_triple
 from fastmoll.kernels.corruption_constants import GROUPS
 from fastmoll.kernels.frost_textures import frost_source
 from fastmoll.output import lock, say
@@ -155,16 +155,32 @@ def _show(process: Process, results: Results, finished: bool) -> None:
         )
 
 
-def _checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """The network that is named; what can be said of the other arguments without opening anything comes before."""
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse what can be seen to be wrong in arguments for `evaluate` without opening anything.
+
+    Raises:
+        ValueError: names the argument and its value.
+        ImportError: predictions are wanted, but PyArrow is missing.
+    """
     _place(args)
     _cells(args)
     check_integer("--batch-size", args.batch_size, 1)
     check_integer("--seed", args.seed, 0, 2**63)
+    for name in ("size", "threads"):
+        if hasattr(args, name):
+            check_integer(f"--{name}", getattr(args, name), 1)
     if hasattr(args, "mean") != hasattr(args, "std"):
         raise ValueError("--mean and --std belong together")
+    if hasattr(args, "mean"):
+        check_triple("--mean", args.mean)
+        check_triple("--std", args.std, above=0.0)
     if args.predictions:
         check_parquet()
+
+
+def _checkpoint(args: argparse.Namespace) -> Checkpoint:
+    """The network that is named, looked up only once the other arguments are in order."""
+    check_arguments(args)
     return find_checkpoint(args.checkpoint, getattr(args, "net", None))
 
 

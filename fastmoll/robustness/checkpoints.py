@@ -169,12 +169,9 @@ class Checkpoint:
         """How it was trained, as results say it: ``augment``, ``mollify``, ``seed``, ``settings``."""
         if not self.config:
             return {"augment": None, "mollify": None, "seed": None, "settings": {}}
-        return {
-            "augment": self.config["data"]["augment"],
-            "mollify": self.config["mollify"]["enabled"],
-            "seed": self.config["run"]["seed"],
-            "settings": _changes(self.config),
-        }
+        augment, mollify = self.config["data"]["augment"], self.config["mollify"]["enabled"]
+        seed, settings = self.config["run"]["seed"], _changes(self.config)
+        return {"augment": augment, "mollify": mollify, "seed": seed, "settings": settings}
 
 
 def find_checkpoint(name: str, net: str | None = None) -> Checkpoint:

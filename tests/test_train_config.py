@@ -1,0 +1,162 @@
+"""Tests of the trainers' settings: recipes, options in their place, what makes no run, and what a resumed run takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastmoll.train.config import RECIPES, check, difference, parse, parse_small
+from fastmoll.train.settings import OptimConfig
+
+
+def test_without_data_the_recipe_is_the_sample() -> None:
+    assert parse([]) == RECIPES["sample"]
+
+
+def test_with_data_the_recipe_is_the_papers(tmp_path: Path) -> None:
+    config = parse([str(tmp_path)])
+    assert config.data.path == tmp_path
+    assert (config.model.name, config.model.weights) == ("resnet50", "IMAGENET1K_V1")
+    assert config.optim == OptimConfig(10, 0.01, None, 0.9, False, 5e-4, 0.0, 1)
+
+
+def test_every_setting_overrides_its_recipe() -> None:
+    config = parse(["--recipe", "scratch", "--optim.lr", "0.3", "--mollify.roles", "1", "0", "2", "--compile"])
+    assert config.optim == dataclasses.replace(RECIPES["scratch"].optim, lr=0.3)
+    assert config.mollify.roles == (1.0, 0.0, 2.0)
+    assert config.model.compile
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_valid_and_survives_json(recipe: str) -> None:
+    check(RECIPES[recipe])
+    plain = RECIPES[recipe].plain()
+    assert json.loads(json.dumps(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--optim.lr", "0"], "--optim.lr must be positive, got 0"),
+        (["--optim.lr", "nan"], "--optim.lr must be positive, got nan"),
+        (["--optim.momentum", "1"], "--optim.momentum must be .*got 1"),
+        (["--optim.weight-decay", "-1"], "--optim.weight-decay must be .*got -1"),
+        (["--optim.warmup-epochs", "99"], r"--optim.warmup-epochs must be in \[0, 12\], got 99"),
+        (["--optim.epochs", "0"], "--optim.epochs must be at least 1, got 0"),
+        (["--optim.accumulate", "0"], "--optim.accumulate must be at least 1, got 0"),
+        (["--data.batch-size", "0"], "--data.batch-size must be at least 1, got 0"),
+        (["--run.log-every", "0"], "--run.log-every must be at least 1, got 0"),
+        (["--run.seed", "-1"], "--run.seed must be .*got -1"),
+        (["--model.ema", "1"], r"--model.ema must be in \(0, 1\), got 1"),
+        (["--run.evaluate"], "--model.weights must be given with --run.evaluate"),
+        (["--run.resume"], "--run.output must be"),
+        (["--run.output", ""], "--run.output must be a folder of its own"),
+        (["--run.resume", "--run.output", "x", "--resident"], "--run.resident must be off with --run.resume"),
+    ],
+)
+def test_unusable_values_name_option_and_value(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(parse(arguments))
+
+
+def test_a_run_is_continued_only_with_settings_that_change_nothing() -> None:
+    config = parse([])
+    other_code = dataclasses.replace(config.mollify, backend="torch")
+    run = dataclasses.replace(config.run, resume=True, log_every=3)
+    free = dataclasses.replace(config, run=run, mollify=other_code)
+    assert difference(config.plain(), free.plain()) is None
+    other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=0.5))
+    assert difference(config.plain(), other.plain()) == "optim.lr was 0.05 and is now 0.5"
+    older = config.plain()
+    del older["data"]["decoder"]  # of a run that was begun before there was that setting
+    assert difference(older, config.plain()) is None
+    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, decoder="cpu"))
+    assert difference(older, moved.plain()) == "data.decoder was mixed and is now cpu"
+
+
+def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    given = ["--recipe", "scratch", "--data.size", "96", "--mollify.roles", "1", "0", "1", "--model.ema", "0.9"]
+    first = parse(["/data", *given, "--run.output", str(output), "--run.max-steps", "7", "--run.seed", "3"])
+    (output / "config.json").write_text(json.dumps({**first.plain(), "resolved": {"world_size": 1}}))
+    again = ["--run.output", str(output), "--resume"]
+    expected = dataclasses.replace(first, run=dataclasses.replace(first.run, resume=True, max_steps=None))
+    assert parse(again) == expected
+    assert parse([*again, "--data.batch-size", "8"]) == dataclasses.replace(
+        expected, data=dataclasses.replace(first.data, batch_size=8)
+    )
+    for text in (
+        "{",
+        "[]",
+        '{"recipe": "scratch", "data": 3}',
+        '{"recipe": "scratch", "data": {"batch_size": "8"}}',
+        "{}",
+    ):
+        (output / "config.json").write_text(text)
+        with pytest.raises(SystemExit) as stopped:
+            parse(again)
+        assert stopped.value.code == 2 and f"{output}/config.json does not fit" in capsys.readouterr().err
+
+    small = parse_small(["--data", "cifar10", "--data.mean", "0.1", "0.2", "0.3", "--data.std", "1", "1", "1"])
+    (output / "config.json").write_text(json.dumps(small.plain()))
+    assert parse_small(again) == dataclasses.replace(
+        small, run=dataclasses.replace(small.run, output=output, resume=True)
+    )
+
+
+def test_a_run_is_not_resumed_with_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = ["--resume", "--run.output", str(tmp_path)]
+    (tmp_path / "config.json").write_text(json.dumps(parse(["/data", "--recipe", "scratch"]).plain()))
+    assert parse(["--recipe=scratch", *again]) == parse([*again]) and parse(["/elsewhere", *again]).recipe == "scratch"
+    with pytest.raises(SystemExit) as stopped:
+        parse(["/data", "--recipe", "finetune", *again])
+    message = "config.json does not fit: that run's recipe is scratch, not that of --recipe finetune\n"
+    assert stopped.value.code == 2 and capsys.readouterr().err.endswith(message)
+
+    # Of small images, the data decide.
+    (tmp_path / "config.json").write_text(json.dumps(parse_small(["--data", "cifar10"]).plain()))
+    assert parse_small(["--data", "/elsewhere", *again]).optim == parse_small([*again]).optim
+    with pytest.raises(SystemExit) as stopped:
+        parse_small(["--data", "digits", *again])
+    message = "config.json does not fit: that run's recipe is paper, not that of --data digits\n"
+    assert stopped.value.code == 2 and capsys.readouterr().err.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "shown"),
+    [
+        ([], "The defaults below are those of digits; all other data have the paper's: --data cifar10 --help.", 30),
+        (["--data", "cifar10"], "The defaults below are the paper's, for all data but digits.", 300),
+    ],
+)
+def test_the_help_says_whose_defaults_it_shows(
+    given: list[str], said: str, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_small([*given, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert stopped.value.code == 0 and said in text and f"(default: {shown})" in text
+
+
+@pytest.mark.parametrize("trainer", ["imagenet", "small_images"])
+def test_neither_the_help_nor_a_wrong_option_waits_for_torch(trainer: str) -> None:
+    code = f"""
+import sys
+from fastmoll.train.{trainer} import main
+for option, expected in (("--help", 0), ("--nope", 2)):
+    try:
+        main([option])
+    except SystemExit as stopped:
+        assert stopped.code == expected
+sys.exit(any(name in sys.modules for name in ("torch", "torchvision", "numpy")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,164 @@
+"""Tests of the trainer's schedule, step, average, meter and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+from learners import CPU, batches, run_steps, settings, tiny_model
+from torch import nn
+
+import fastmoll
+from fastmoll.distributed import Stop
+from fastmoll.train.engine import Learner, evaluate, learning_rate
+from fastmoll.train.logs import Meter
+from fastmoll.train.settings import OptimConfig
+
+
+def test_the_schedule_is_torchs_cosine_after_a_linear_warm_up() -> None:
+    optim = OptimConfig(epochs=10, lr=0.4, warmup_epochs=2.0)
+    ours = [learning_rate(step, 7, optim, 64) for step in range(70)]
+    assert ours[:14] == pytest.approx([0.4 * (step + 1) / 14 for step in range(14)])
+    sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=56)
+    theirs = []
+    for _ in range(56):
+        theirs.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        cosine.step()
+    assert ours[14:] == pytest.approx(theirs, abs=1e-12)
+    assert sgd.param_groups[0]["lr"] == pytest.approx(0, abs=1e-12)
+
+
+def test_the_learning_rate_scales_with_the_images_of_a_step() -> None:
+    optim = OptimConfig(lr=0.1, lr_batch=256)
+    assert learning_rate(0, 5, optim, 1024) == pytest.approx(0.4)
+    assert learning_rate(0, 5, dataclasses.replace(optim, lr_batch=None), 1024) == 0.1
+
+
+def test_a_step_is_torchs_sgd_step() -> None:
+    config = settings(optim__warmup_epochs=0.0, optim__weight_decay=0.01, optim__lr=0.1)
+    learner, expected = Learner(tiny_model(), config, CPU, 5), tiny_model()
+    sgd = torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
+    run_steps(learner, batches(2), 2)
+    for step, (images, labels) in enumerate(batches(2)):
+        sgd.param_groups[0]["lr"] = 0.1 * 0.5 * (1 + math.cos(math.pi * step / 60))
+        sgd.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(expected(images), labels))
+        sgd.step()
+    for ours, theirs in zip(learner.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def mollified(targets: str, count: int = 6) -> list[Any]:
+    mollify = fastmoll.Mollify(3, roles=(1, 1, 1, 1), seed=4, kind="temper", targets=targets)
+    return [mollify(images, labels, torch.arange(4), epoch) for epoch, (images, labels) in enumerate(batches(count))]
+
+
+def test_labels_in_short_form_train_the_same_network_to_rounding() -> None:
+    learners = {}
+    for targets in ("dense", "short"):
+        learners[targets] = Learner(tiny_model(), settings(optim__lr=0.1), CPU, 6)
+        run_steps(learners[targets], mollified(targets), 6)
+    assert not torch.equal(learners["short"].model[1].weight, tiny_model()[1].weight)  # type: ignore[index]
+    for ours, theirs in zip(learners["short"].model.parameters(), learners["dense"].model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", ["dense", "short"])
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_the_loss_of_a_step_compiles_whole_and_once(monkeypatch: pytest.MonkeyPatch, targets: str, amp: str) -> None:
+    graphs = []
+
+    def count(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+    torch.compiler.reset()
+    plain = Learner(tiny_model(), settings(run__amp=amp), CPU, 6)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, fullgraph=True, backend=count))
+    compiled = Learner(tiny_model(), settings(run__amp=amp, model__compile=True), CPU, 6)
+    for learner in (plain, compiled):
+        run_steps(learner, mollified(targets), 6)
+    assert len(graphs) == 1
+    for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_accumulated_batches_count_alike_and_the_leftover_forms_a_smaller_step() -> None:
+    # No BatchNorm: then the step on two half batches is the step on the whole one.
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), tiny_model()[1])  # type: ignore[index]
+
+    halves = batches(5)  # groups of 2, 2 and 1
+    wholes = [tuple(torch.cat(pair) for pair in zip(*halves[at : at + 2], strict=True)) for at in (0, 2, 4)]
+    one, two = Learner(model(), settings(), CPU, 3), Learner(model(), settings(optim__accumulate=2), CPU, 5)
+    assert two.steps_per_epoch == 3
+    run_steps(one, wholes, 3)
+    run_steps(two, halves, 3)
+    assert two.batches_left() == 5  # the next epoch
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_the_average_follows_its_formula_and_is_what_is_evaluated() -> None:
+    learner = Learner(tiny_model(), settings(model__ema=0.5), CPU, 9)
+    data = batches(9)
+    meter = Meter(CPU)
+    meter.begin(data)
+    expected = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    for step in range(1, 10):
+        learner.train_step(meter)
+        decay = min(0.5, (1 + step) / (10 + step))
+        for name, value in learner.model.state_dict().items():
+            mean = expected[name] * decay + value * (1 - decay)
+            expected[name] = mean if value.is_floating_point() else value.clone()
+    assert learner.evaluated is learner.ema
+    assert learner.ema is not None
+    for name, value in learner.ema.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+    assert learner.ema.state_dict()["2.running_mean"].abs().sum() > 0  # statistics are averaged too
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_noticed(number: float) -> None:
+    learner = Learner(tiny_model(), settings(), CPU, 5)
+    learner.require_finite()
+    learner.model.state_dict()["2.running_var"][1] = number
+    with pytest.raises(FloatingPointError, match=r"the norm of the weights is (nan|inf) after step 0"):
+        learner.require_finite()
+    with torch.no_grad():
+        learner.model.get_parameter("4.bias")[0] = math.nan
+    with pytest.raises(Stop) as stopped:
+        evaluate(learner.model, batches(1), CPU, settings(), expected=4)
+    assert (stopped.value.message, stopped.value.code) == ("the NLL on the validation images is nan", 1)
+
+
+def test_the_meter_reports_loss_speed_and_wait() -> None:
+    meter = Meter(CPU)
+    meter.begin(batches(2))
+    for loss in (1.0, 3.0):
+        images, _ = meter.next_batch()
+        meter.add(torch.tensor(loss), len(images))
+    values = meter.read()
+    assert values["loss"] == 2.0
+    assert values["images_per_second"] == pytest.approx(8 / values["seconds"])
+    assert 0 < values["data_wait"] < 1
+
+
+def test_evaluation_counts_every_image_and_leaves_the_mode() -> None:
+    model = tiny_model().train()
+    data = batches(3)
+    results = evaluate(model, data, CPU, settings(), expected=12)
+    assert model.training
+    model.eval()
+    labels = torch.cat([y for _, y in data])
+    logits = torch.cat([model(x) for x, _ in data]).detach()
+    assert results["error"] == pytest.approx(float((logits.argmax(1) != labels).double().mean()))
+    assert results["nll"] == pytest.approx(float(nn.functional.cross_entropy(logits, labels)), rel=1e-6)
+    with pytest.raises(RuntimeError, match="evaluated 12 images of 13"):
+        evaluate(model, data, CPU, settings(), expected=13)

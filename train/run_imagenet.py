@@ -1,0 +1,63 @@
+"""What ``imagenet.py`` does once its command line is read: loaders of folders of images, a network and its training."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import Any
+
+import fastmoll
+from fastmoll.distributed import Process
+from fastmoll.pipelines.files import scan_folder
+from fastmoll.sample import sample_folder
+from fastmoll.scoring import image_dtype
+from fastmoll.train.config import with_data
+from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up
+from fastmoll.train.settings import ImageNetConfig
+
+
+def run(config: ImageNetConfig, process: Process) -> None:
+    """Set-up, loaders, then the network and its training."""
+    config, resuming = set_up(config, process)
+    with ExitStack() as stack:
+        with process.agree():
+            if config.data.path is None:
+                config = with_data(config, sample_folder())
+            validation = stack.enter_context(closing(make_loader(config, process, "val")))
+        if config.run.evaluate:
+            evaluate_only(config, process, validation, config.data.size)
+            return
+        training = stack.enter_context(closing(make_training(config, process, validation.classes)))
+        source, size = str(config.data.path), config.data.size
+        fit(config, process, training, validation, source=source, size=size, resuming=resuming)
+
+
+def make_loader(config: ImageNetConfig, process: Process, split: str, **training: Any) -> fastmoll.ImageNetLoader:
+    """A loader of the folder ``split``."""
+    assert config.data.path is not None
+    return fastmoll.ImageNetLoader(
+        config.data.path,
+        split=split,
+        batch_size=config.data.batch_size,
+        size=config.data.size,
+        device=process.device,
+        seed=config.run.seed,
+        rank=process.rank,
+        world_size=process.world_size,
+        num_threads=config.data.threads,
+        hw_decoder_load=config.data.hw_decoder_load,
+        decoder=config.data.decoder,
+        dtype=image_dtype(process.device, config.run.amp),
+        **training,
+    )
+
+
+def make_training(config: ImageNetConfig, process: Process, classes: list[str]) -> fastmoll.ImageNetLoader:
+    """The loader of the training images, mollified, whose classes must be those of the validation."""
+    with process.agree():
+        assert config.data.path is not None
+        odd = sorted({*scan_folder(config.data.path, "train").classes} ^ {*classes})
+        if odd:
+            raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
+        mollify = make_mollify(config, classes)
+        options = {"augment": config.data.augment, "mollify": mollify, "on_error": config.data.on_error}
+        return make_loader(config, process, "train", **options)
