@@ -288,10 +288,9 @@ def _difference(content: _Content, usual: _Content) -> str:
         return f"{len(content.classes)} classes, {_classes_apart(usual.classes, content.classes)}"
     if content.counts != usual.counts:
         at = next(i for i, pair in enumerate(zip(content.counts, usual.counts, strict=True)) if pair[0] != pair[1])
-        return (
-            f"{sum(content.counts)} images instead of {sum(usual.counts)}, of {content.classes[at]} "
-            f"{content.counts[at]} instead of {usual.counts[at]}"
-        )
+        here, there = sum(content.counts), sum(usual.counts)
+        of_all = "as many images as elsewhere" if here == there else f"{here} images instead of {there}"
+        return f"{of_all}, of {content.classes[at]} {content.counts[at]} instead of {usual.counts[at]}"
     return f"images of {_pixels(content.size)} instead of {_pixels(usual.size)}"
 
 

@@ -88,6 +88,17 @@ def test_bad_usage_is_one_line_and_status_two(arguments, message, capsys):
             "temperatures must be in [0, 1], got 2.0",
         ),
         (["preview", "{}/x.png", "-o", "{}/o.png", "--sigma-min", "-1"], "sigma_min"),
+        # Before the checkpoint is looked for.
+        (["evaluate", "{}/nowhere.pt", "--size", "0"], "--size must be an integer at least 1, got 0"),
+        (["evaluate", "{}/nowhere.pt", "--threads", "-1"], "--threads must be an integer at least 1, got -1"),
+        (
+            ["evaluate", "{}/nowhere.pt", "--mean", ".5", ".5", "inf", "--std", "1", "1", "1"],
+            "--mean[2] must be a finite number, got inf",
+        ),
+        (
+            ["evaluate", "{}/nowhere.pt", "--mean", ".5", ".5", ".5", "--std", "0", "1", "1"],
+            "--std[0] must be a finite number above 0.0, got 0.0",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_two(arguments, message, tmp_path: Path, capsys):

@@ -246,9 +246,11 @@ def test_other_data_and_settings_are_refused(tmp_path: Path) -> None:
     write_corrupted(small(), out, corruptions=["brightness"])
     refused("written with another seed, 0 instead of 1", small(), out, seed=1)
     refused("written with another layout, 'cifar-c' instead of 'imagenet-c'", small(), out, layout="imagenet-c")
+    with pytest.raises(ValueError, match="written with another size, 32 instead of 24"):
+        write_corrupted(small(size=24), out)
     other = small()
     other.images[0, 0, 0, 0] += 1
-    refused("written with another images", other, out)
+    refused(r"written of other images \(digest\), '[0-9a-f]+' instead of '", other, out)
     description = out / DESCRIPTION
     whole = description.read_text()
     description.write_text(json.dumps({**json.loads(whole), "fastmoll": "0.0.1"}))

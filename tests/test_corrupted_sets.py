@@ -186,6 +186,11 @@ def test_a_frost_of_other_images_is_named_wherever_it_stands(folders: Path) -> N
 def test_other_counts_and_sizes_are_named(folders: Path) -> None:
     (folders / "fog" / "2" / CLASSES[1] / "ILSVRC2012_val_00000002.JPEG").unlink()
     refused(folders, "fog, severity 2: 5 images instead of 6, of n01443537 1 instead of 2")
+    shutil.copy(
+        folders / "fog" / "1" / CLASSES[0] / "ILSVRC2012_val_00000000.JPEG",
+        folders / "fog" / "2" / CLASSES[0] / "a.JPEG",
+    )
+    refused(folders, f"fog, severity 2: as many images as elsewhere, of {CLASSES[0]} 3 instead of 2")
     shutil.rmtree(folders / "fog" / "2")
     fill_cell(folders / "fog" / "2", size=64)
     refused(folders, "fog, severity 2: images of 64 x 64 pixels instead of 224 x 224 pixels")

@@ -93,6 +93,12 @@ def test_a_table_whose_rows_are_all_alike_keeps_its_first_column() -> None:
     assert Table("None", "why", (), ()).split() == ([], "")
 
 
+def test_counts_that_are_the_same_in_all_rows_need_no_column_but_figures_do() -> None:
+    columns = ("augmentation", "seeds", "pixels", "error, %")
+    table = Table("T", "", columns, (("none", 3, 32, Number(1.0)), ("fcr", 3, 64, Number(1.0))))
+    assert table.split() == ([0, 2, 3], "In all rows: seeds 3.")
+
+
 def test_text_that_a_spreadsheet_would_calculate_is_text() -> None:
     names = ("=1+1", "+x", "-x", "@SUM(A1)", "\t=1", "a=1", "'=1")
     rows = tuple((name, Number(-1.5, None, 1, signed=True)) for name in names)

@@ -167,6 +167,14 @@ def test_official_and_generated_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert "| official " in benchmark and "| generated (frost: made) |" in benchmark
 
 
+def test_an_evaluation_that_is_named_twice_is_taken_once(tmp_path: Path, one_figure: None) -> None:
+    run = write_run(tmp_path / "runs" / "a", fake_result(count=40))
+    (tmp_path / "runs" / "link").symlink_to(run)
+    report([run, tmp_path / "runs"], tmp_path / "out")
+    rows = (tmp_path / "out" / "tables" / "every_run.csv").read_text().splitlines()
+    assert len(rows) == 2
+
+
 def test_bad_input_is_named_and_leaves_an_earlier_report_as_it_was(tmp_path: Path) -> None:
     good, bad, twin = (tmp_path / x for x in ("good", "bad", "twin"))
     write_run(good, fake_result(count=40))
@@ -180,7 +188,6 @@ def test_bad_input_is_named_and_leaves_an_earlier_report_as_it_was(tmp_path: Pat
     for runs, message in (
         ([good, bad], f"{bad}/robustness-generated/robustness.json: cells lacks fog"),
         ([good, twin], "are one run twice"),
-        ([good, good], "are one run twice"),
         ([tmp_path / "none"], "none: no such file or folder"),
         ([], "runs must name at least one evaluation"),
     ):

@@ -30,6 +30,8 @@ def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Pat
         ValueError, match=r"with another seed: it was 1 and is now 2; choose another folder with --out DIR$"
     ):
         begun(tmp_path, seed=2)
+    with pytest.raises(ValueError, match=r"with another image size: it was None and is now 48"):
+        begun(tmp_path, **{"data (digest)": "abc", "image size": 48, "seed": 1})
     with pytest.raises(ValueError, match=r"with another precision: it was None and is now bf16"):
         begun(tmp_path, seed=1, precision="bf16")
     (tmp_path / "settings.json").unlink()

@@ -116,14 +116,16 @@ class Table:
         return bool(cells) and all(isinstance(cell, int | Number) for cell in cells)
 
     def split(self) -> tuple[list[int], str]:
-        """Columns to show where width is dear, and a sentence on the text columns that are the same in all rows.
+        """Columns to show where width is dear, and a sentence on those without figures that are the same in all rows.
 
         At least one is shown: where all are such columns, the first.
         """
         common = [
             place
-            for place in range(len(self.columns))
-            if len(self.rows) > 1 and not self.numeric(place) and len({as_text(row[place]) for row in self.rows}) == 1
+            for place, cells in enumerate(zip(*self.rows, strict=True))
+            if len(cells) > 1
+            and not any(isinstance(cell, Number) for cell in cells)
+            and len({as_text(cell) for cell in cells}) == 1
         ]
         if len(common) == len(self.columns):
             common = common[1:]

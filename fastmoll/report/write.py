@@ -52,20 +52,24 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
 
     Args:
         runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report.read.find_runs` takes it.
-            Those that differ in their seed alone are averaged.
+            One that is named twice is taken once; those that differ in their seed alone are averaged.
         out: Folder to write into: a new or an empty one, or that of an earlier report.
         images: The user's images, for the figures that need pictures.
 
     Raises:
-        ValueError: a run cannot be read or is there twice, ``images`` cannot be read, or ``out`` holds something else
-            than a report, or another file where one of the report's would be.
+        ValueError: a run cannot be read, two files are of one run, ``images`` cannot be read, or ``out`` holds
+            something else than a report, or another file where one of the report's would be.
         ImportError: Matplotlib is missing.
         OSError: ``out`` cannot be written.
     """
     check_matplotlib()
     if not runs:
         raise ValueError("runs must name at least one evaluation, got none")
-    groups = in_order(group_seeds(read_run(path) for run in runs for path in find_runs(run)))
+    paths: dict[Path, Path] = {}  # by where they lie: folders may overlap, and have links
+    for run in runs:
+        for path in find_runs(run):
+            paths.setdefault(path.resolve(), path)
+    groups = in_order(group_seeds(map(read_run, paths.values())))
     folder = Path(out)
     earlier = _listed(folder)
     # Elsewhere first: what fails until all is drawn leaves an earlier report as it was.

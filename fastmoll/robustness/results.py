@@ -136,7 +136,8 @@ class Results:
         if path.exists() and any((self.out / "cells").glob("*.json")):
             there = Results.open(self.out)
             before, now = there._fingerprint, self._fingerprint
-            names = sorted(before.keys() | now.keys())
+            # The size says more than the digest of the data, which differs with it.
+            names = sorted(before.keys() | now.keys(), key=lambda name: (name != "image size", name))
             pairs = [(name, before.get(name), now.get(name), "") for name in names]
             known = [name for name in self._images if name in there._images]
             hint = ", or copy the set with the times of its files (cp -a)" if self._of_files else ""
