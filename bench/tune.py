@@ -135,7 +135,7 @@ def entries(tail: Tail, best: Sequence[tuple[Candidate, float]], clock: Clock, r
 def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Time the batch tail with other blocks, for each size; the present choice is the row without options."""
     if not settings.device.startswith("cuda") or not torch.cuda.is_available():
-        raise ValueError(f"device must be 'cuda' where torch sees one, got {settings.device!r}")
+        raise ValueError(f"device must be a CUDA device that torch sees, got {settings.device!r}")
     clock = Clock(torch.device("cuda"))
     tried = [("triton", "", {}), *candidates()]
     with ProcessPoolExecutor(settings.workers, multiprocessing.get_context("spawn")) as pool:

@@ -68,7 +68,9 @@ def parse_augment(name: str) -> AugmentSpec:
     """
     spec = _SPECS.get(name) if isinstance(name, str) else None
     if spec is None:
-        near = difflib.get_close_matches(str(name).lower(), NAMES, 1, 0.0)[0]
+        parts = {part.strip() for part in str(name).lower().split("+")}
+        same = [known for known in NAMES if {*known.split("+")} in (parts, parts | {"none"})]
+        near = (same or difflib.get_close_matches(str(name).lower(), NAMES, 1, 0.0))[0]
         raise ValueError(
             f"augment must be {', '.join(BASES)}, then perhaps + and {', '.join(POLICIES)}, then perhaps + and "
             f"{' or '.join(MIXES)}; got {name!r}: did you mean {near!r}?"
@@ -142,7 +144,7 @@ class Augment:
         Raises:
             ValueError: an unknown name, a size, padding or seed out of range.
         """
-        self.spec = parse_augment(augment if isinstance(augment, str) else str(augment))
+        self.spec = parse_augment(str(augment) if isinstance(augment, AugmentSpec) else augment)
         self.size = check_integer("size", size, 1)
         self.padding = check_integer("padding", padding, 0)
         self.seed = check_integer("seed", seed, 0, 2**64)

@@ -89,10 +89,12 @@ def create_model(
 
 def check_model_name(name: str) -> None:
     """Raise ``ValueError``, with close names, unless `create_model` knows ``name``."""
+    if not isinstance(name, str):
+        raise ValueError(f"name must be a string, got {name!r}")
     known = [*_NETWORKS, *_torchvision_names()]
     if name in known or (installed("timm") and importlib.import_module("timm").is_model(name)):
         return
-    close = difflib.get_close_matches(str(name).lower().replace("-", "_"), known)
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), known)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
     if not installed("timm"):
         hint += " (and those of timm, which is not installed)"

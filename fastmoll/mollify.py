@@ -222,7 +222,7 @@ class Mollify(nn.Module):
                 inside a ``DataLoader`` worker.
         """
         check_images("images", images)
-        if torch.compiler.is_compiling():
+        if images.is_meta or torch.compiler.is_compiling():
             return self._traced(images, labels, index, epoch, channels_last=layout_of(images) == torch.channels_last)
         return self._give(labels, *mollify_batch(self, images, labels, index, epoch, self._seen, inplace=inplace))
 
@@ -258,8 +258,10 @@ class Mollify(nn.Module):
             ValueError: an argument outside the ranges above.
         """
         check_tensor("pixels", pixels, (None, None, None, 3), (torch.uint8,), None)
+        if min(pixels.shape[1:3]) < 1:
+            raise ValueError(f"pixels must have at least one row and column, got shape {tuple(pixels.shape)}")
         options: dict[str, Any] = {"mean": mean, "std": std, "flip": flip, "dtype": dtype}
-        if torch.compiler.is_compiling():
+        if pixels.is_meta or torch.compiler.is_compiling():
             return self._traced(pixels, labels, index, epoch, channels_last=True, **options)
         return self._give(labels, *mollify_batch(self, pixels, labels, index, epoch, self._seen, pixels=options))
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastmoll.augment import Augment, check_augment, check_augmented, parse_augment
@@ -156,21 +157,23 @@ class SmallImageLoader:
         else:
             length = math.ceil((end - first) / self._batch_size)
 
-        self._images: Tensor | None = torch.from_numpy(self.data.images).to(self._device)
-        self._labels = torch.from_numpy(self.data.labels)
+        self._images: Tensor | None = _tensor(self.data.images).to(self._device)
+        self._labels = _tensor(self.data.labels)
         self._dtype = dtype
         self._return_index = return_index
         self._place = Epochs(length)
         self._order: tuple[int, _Order] | None = None  # of an epoch
         self._augmented: tuple[int, int, Tensor] | None = None  # epoch, first row of its order, images
 
-    def _resolve(self, augment: str | Augmentation) -> tuple[Augmentation, str | None]:
+    def _resolve(self, augment: str | Augmentation) -> tuple[Augmentation | None, str | None]:
         """What is done to the pixels of a batch, and how its images are mixed."""
         height, width = self.data.images.shape[1:3]
         if not isinstance(augment, str):
             check_augment(augment, height, width)
             return augment, augment.spec.mix if isinstance(augment, Augment) else None
         spec = parse_augment(augment)
+        if spec.base == "none" and spec.policy is None:
+            return None, spec.mix
         if height != width:
             raise ValueError(f"augment={augment!r} needs squares, but {self.root} has {height} x {width} pixels")
         return Augment(spec, size=width, seed=self._seed), spec.mix
@@ -325,3 +328,8 @@ class SmallImageLoader:
         """
         states, _ = states_for(state, self.state_dict())  # the order of an epoch does not depend on ranks
         self._place.restore(states[0]["epoch"], states[0]["position"])
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """A tensor of an array's memory; of a copy where PyTorch can't take that: read-only, or running backwards."""
+    return torch.from_numpy(array if array.flags.writeable and min(array.strides) >= 0 else array.copy())

@@ -152,7 +152,8 @@ def batch_tail(
         "dtype": dtype,
         "backend": backend,
     }
-    if not torch.compiler.is_compiling():
+    meta = isinstance(images, Tensor) and images.is_meta  # as in code that is compiled: nothing is computed
+    if not (meta or torch.compiler.is_compiling()):
         options |= {"flip": flip, "partner": partner, "lam": lam, "box": box, "role": role, "t": t, "index": index}
         return _run(images, seed=seed, epoch=epoch, memory_format=memory_format, **options)
     if images.dtype != torch.uint8:
@@ -325,8 +326,8 @@ def check_tail(
             raise ValueError(f"{name} must be given for uint8 images and with its counterpart, got None")
         if value is not None and not (isinstance(value, Sized) and len(value) == channels):
             raise ValueError(f"{name} must have one number for each of {channels} channels, got {value!r}")
-    shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate(mean or (0.0,) * channels))
-    scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate(std or (1.0,) * channels))
+    shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate((0.0,) * channels if mean is None else mean))
+    scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate((1.0,) * channels if std is None else std))
 
     if flip is not None:
         check_tensor("flip", flip, (batch,), (torch.bool,), device)
@@ -362,8 +363,7 @@ def check_tail(
             check_values("lam", lam, (lam >= 0) & (lam <= 1), "lie in [0, 1]")
         if box is not None:
             y0, y1, x0, x1 = box.unbind(1)
-            rows, columns = (0 <= y0) & (y0 <= y1) & (y1 <= height), (0 <= x0) & (x0 <= x1) & (x1 <= width)
-            good = torch.stack((rows, rows, columns, columns), 1)
+            good = torch.stack((y0 >= 0, (y1 >= y0) & (y1 <= height), x0 >= 0, (x1 >= x0) & (x1 <= width)), 1)
             check_values("box", box, good, f"be y0 <= y1, x0 <= x1 inside {height} x {width} pixels")
         if role is not None and t is not None:
             check_values("role", role, (role >= 0) & (role <= PURE_NOISE), f"lie in [0, {PURE_NOISE}]")

@@ -105,10 +105,13 @@ def batch_tail_arrays(images: Any, **arguments: Any) -> Any:
 
 
 def _to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, Tensor) else value
-        for name, value in arguments.items()
-    }
+    def convert(name: str, value: Any) -> Any:
+        # These are read as plain numbers, whatever holds them.
+        if isinstance(value, Tensor) or name in ("mean", "std") or not hasattr(value, "__dlpack__"):
+            return value
+        return from_dlpack(value)
+
+    return {name: convert(name, value) for name, value in arguments.items()}
 
 
 def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (32, 16), resident: int = 3) -> Launch:

@@ -56,7 +56,8 @@ def check_number(name: str, value: Any, *, above: float | None = None, at_least:
     wanted += f" of at least {at_least}" if at_least is not None else ""
     number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
     low = (above is None or number > above) and (at_least is None or number >= at_least)
-    if not (math.isfinite(number) and low):
+    # Not `math.isfinite`: a compiler cannot trace it where the number is a symbol, as sizes are once they changed.
+    if not (-math.inf < number < math.inf and low):
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
     return number
 

@@ -181,18 +181,33 @@ def _contents(where: Path, layout: Layout, names: Sequence[str]) -> Iterator[tup
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads arrays, lists, dicts, bytes, strings and numbers; a pickle that names anything else is refused."""
+    """Reads arrays, lists, dicts, bytes, strings and numbers; a pickle that names anything else is refused.
 
-    # Where NumPy's function is, now and before NumPy 2, by which name the official files know it.
+    The official files are Python 2's, which name little. Copies that Python 3 wrote name what its protocols need.
+    """
+
+    # Where NumPy's functions are, now and before NumPy 2, by which name the official files know them.
     _RECONSTRUCT = ("numpy._core.multiarray", "numpy.core.multiarray")
+    _FROM_BUFFER = ("numpy._core.numeric", "numpy.core.numeric")
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
+        # As an empty array names them, whatever NumPy's version is.
         if module in self._RECONSTRUCT and name == "_reconstruct":
-            # As an empty array names it, whatever NumPy's version is.
             return np.empty(0).__reduce__()[0]
+        if module in self._FROM_BUFFER and name == "_frombuffer":  # protocol 5
+            return np.empty(0).__reduce_ex__(5)[0]
+        if (module, name) == ("_codecs", "encode"):  # bytes up to protocol 2
+            return _latin1
         raise pickle.UnpicklingError(f"it names {module}.{name}, for which a data set has no use")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """What ``_codecs.encode`` does in a pickle of bytes; that itself would look up codecs of any name."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it has bytes in {encoding!r}")
+    return text.encode("latin1")
 
 
 def _unpickle(content: bytes, source: str) -> dict[Any, Any]:
@@ -202,7 +217,12 @@ def _unpickle(content: bytes, source: str) -> dict[Any, Any]:
         raise ValueError(f"{source} can't be unpickled: {error or type(error).__name__}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{source} must hold a dict, got {type(loaded).__name__}")
-    return loaded
+    return {_bytes(key): value for key, value in loaded.items()}
+
+
+def _bytes(value: Any) -> Any:
+    """Strings as the official files have them."""
+    return value.encode("utf-8", "replace") if isinstance(value, str) else value
 
 
 def _pickled(content: bytes, layout: Layout, source: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -235,6 +255,7 @@ def _class_names(content: bytes, layout: Layout, source: str) -> list[str]:
         names: Any = content.split()
     else:
         names = _unpickle(content, source).get(layout.keys[1])
+        names = [_bytes(name) for name in names] if isinstance(names, list) else names
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
         raise ValueError(f"{source}: the class names must be a list of strings")
     if len(names) != layout.num_classes:

@@ -45,10 +45,18 @@ def test_a_name_is_taken_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("fcr+trivail", "fcr+trivial"), ("FCR+augmix", "fcr+augmix"), ("fcr+mixup+rand", "fcr+mixup")]
+    ("name", "near"),
+    [
+        ("fcr+trivail", "fcr+trivial"),
+        ("FCR+augmix", "fcr+augmix"),
+        ("fcr + auto", "fcr+auto"),
+        ("fcr+mixup+rand", "fcr+rand+mixup"),
+        ("trivial", "none+trivial"),
+        ("cutmix+rand", "none+rand+cutmix"),
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(ValueError, match=rf"did you mean '{near.replace('+', '[+]')}"):
+    with pytest.raises(ValueError, match=rf"did you mean '{near.replace('+', '[+]')}'"):
         parse_augment(name)
 
 
@@ -267,6 +275,7 @@ def test_bad_arguments_are_named() -> None:
     images, index = photographs(32), torch.arange(3)
     for options, message in (
         ({"augment": "cropflip"}, "did you mean"),
+        ({"augment": None}, "got None: did you mean"),
         ({"augment": "fc", "size": 0}, "size must be an integer"),
         ({"augment": "fc", "padding": -1}, "padding must be an integer"),
         ({"augment": "fc", "seed": 2**64}, "seed must be an integer"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -209,6 +211,12 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, close: str) -> N
     for look_up in (check_model_name, lambda name: create_model(name, 10)):
         with pytest.raises(ValueError, match=rf"^name: .* no classification model '{name}'; did you mean .*{close}"):
             look_up(name)
+
+
+@pytest.mark.parametrize("name", [None, 18, ["resnet18"]])
+def test_a_name_that_is_no_string_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"^name must be a string, got "):
+        create_model(name, 10)
 
 
 def test_a_name_like_no_other_is_answered_with_all() -> None:
