@@ -234,7 +234,7 @@ class ImageNetLoader:
 
         ``images`` are ``(B, 3, size, size)`` of the loader's ``dtype``, standardised, in channels-last memory;
         ``targets`` int64 ``(B,)``, or what ``mollify`` makes of them: float32 ``(B, K)``, or `fastmoll.SoftLabels` from
-        a ``Mollify(targets="short")``. Both are on its device.
+        a ``Mollify(targets="short")``. Both are on its device; with ``draws=M`` of it there are ``M·B`` of them.
 
         Raises:
             BadImageError: A file can't be decoded; it names the file and the reason.

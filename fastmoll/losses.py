@@ -121,14 +121,10 @@ def augmented_likelihood(
         ValueError: an argument outside the ranges above, or no draws.
 
     Example:
-        Draws are functions of epoch and sample id, so several of an image come from as many epochs of the
-        mollification. Images that were mixed before stay so, with their soft labels, in all of them.
-
-        >>> mollify = fastmoll.Mollify(10)
-        >>> for images, labels, index in SmallImageLoader("cifar10", augment="fcr+mixup", return_index=True):
-        ...     draws = [mollify(images, labels, index, epoch * M + m) for m in range(M)]
-        ...     logits = torch.stack([model(x) for x, _ in draws])
-        ...     loss = augmented_likelihood(logits, torch.stack([y for _, y in draws]), kind="corrected")
+        >>> mollify = fastmoll.Mollify(10, draws=M)
+        >>> for images, targets in SmallImageLoader("cifar10", mollify=mollify):
+        ...     logits = model(images).unflatten(0, (M, -1))
+        ...     loss = augmented_likelihood(logits, targets, kind="corrected")
     """
     check_choice("kind", kind, LIKELIHOODS)
     check_choice("reduction", reduction, REDUCTIONS)

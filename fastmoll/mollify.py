@@ -74,6 +74,10 @@ class Mollify(nn.Module):
             :func:`fastmoll.soft_cross_entropy` takes just as well.
         mix: ``"mixup"``, ``"cutmix"`` or None.
         mix_alpha: ``α`` of ``λ ~ Beta(α, α)``, positive.
+        draws: ``M``, at least 1: how often each image is in the result, each time with a role, a temperature and noise
+            of its own (paper, equation 3): ``(M·B, ...)``, draw by draw, as
+            :func:`fastmoll.losses.augmented_likelihood` takes them. Draw ``m`` of ``epoch`` is that of epoch
+            ``M·epoch + m`` of a module with one. What an image is mixed with is the same in all its draws.
         temperature: in place of ``beta``, the quantile function of another distribution: of ``u``, float64 ``(n,)`` in
             (0, 1), to temperatures of that shape in [0, 1]. It is called once, here, at 4097 values of ``u``, and
             interpolated between: where it jumps, 0.3 % of the draws or fewer lie in between.
@@ -103,6 +107,7 @@ class Mollify(nn.Module):
         *,
         mix: str | None = None,
         mix_alpha: float = 1.0,
+        draws: int = 1,
         temperature: Callable[[Tensor], Tensor] | None = None,
         label_decay: Callable[[Tensor, Tensor], Tensor] | None = None,
         blur_scale: Callable[[Tensor], Tensor] | None = None,
@@ -127,6 +132,7 @@ class Mollify(nn.Module):
             check_choice("mix", mix, MIXES)
         self.mix = mix
         self.mix_alpha = check_number("mix_alpha", mix_alpha, above=0.0)
+        self.draws = check_integer("draws", draws, 1)
         for name, function in (("temperature", temperature), ("label_decay", label_decay), ("blur_scale", blur_scale)):
             if not (function is None or callable(function)):
                 raise ValueError(f"{name} must be callable or None, got {function!r}")
@@ -206,15 +212,16 @@ class Mollify(nn.Module):
 
         Args:
             images: standardised images ``(B, C, H, W)``; float16, bfloat16, float32 or float64; contiguous or
-                channels-last. Never written to, unless ``inplace``.
+                channels-last. Never written to, unless ``inplace``. On the meta device only shapes come back.
             labels: classes ``(B,)`` int64, or for dense targets soft labels ``(B, K)`` floating point; on any device.
             index: sample ids, integer ``(B,)``, in [0, 2^48); default: number the images as they come (see the class).
-            epoch: int in [0, 2^24), or an int64 scalar tensor on the CPU.
+            epoch: int in [0, 2^24), or in [0, 2^24 / M); or an int64 scalar tensor on the CPU.
             inplace: ``images`` may be overwritten with the result, which on a CPU saves the cost of fresh memory; not
                 done in code that is compiled.
 
         Returns:
-            images: like ``images``, same dtype, device and memory format; a new tensor unless ``inplace``.
+            images: like ``images``, same dtype, device and memory format; a new tensor unless ``inplace``. ``M·B`` of
+                them with ``draws`` = ``M``, and so many targets.
             targets: float32 ``(B, K)``, or :class:`fastmoll.SoftLabels`; on images' device.
 
         Raises:
@@ -270,10 +277,10 @@ class Mollify(nn.Module):
         if self.targets == "dense":
             return images, made
         labels = labels.to(images.device, non_blocking=True)
-        kind = formula_of(self.kind)
-        if self.mix is None:
-            return images, SoftLabels(labels, made, kind=kind)
-        return images, SoftLabels(labels, made, partners(labels), lam, kind)
+        kind, other = formula_of(self.kind), None if self.mix is None else partners(labels)
+        if self.draws > 1:
+            labels, other = labels.repeat(self.draws), None if other is None else other.repeat(self.draws)
+        return images, SoftLabels(labels, made, other, None if other is None else lam, kind)
 
     def _traced(
         self,
@@ -304,6 +311,7 @@ class Mollify(nn.Module):
             channels_last=channels_last,
             classes=0 if self.targets == "short" else self.num_classes,
             mixed=self.mix is not None,
+            draws=self.draws,
         )
         return self._give(labels, *result)
 
@@ -349,6 +357,7 @@ _SETTINGS: Final = (
     "targets",
     "mix",
     "mix_alpha",
+    "draws",
     "temperature",
     "label_decay",
     "blur_scale",

@@ -36,6 +36,7 @@ class Settings(Protocol):
     seed: int
     backend: str
     targets: str
+    draws: int
     label_decay: Callable[[Tensor, Tensor], Tensor] | None
     blur_scale: Callable[[Tensor], Tensor] | None
 
@@ -71,6 +72,7 @@ def mollify_batch(
 
     Returns:
         Mollified images; dense targets or label decays; and the shares of mixed labels, none where nothing is mixed.
+        All draws of the batch, one after the other.
 
     Raises:
         ValueError: as ``forward`` and ``from_pixels``.
@@ -88,18 +90,27 @@ def mollify_batch(
     mixed = settings.draw_mix(index, epoch, height=height, width=width)
     if mixed is not None:
         mixed = mixed.on(device)
-    lam = torch.empty(0, dtype=torch.float32, device=device) if mixed is None else mixed.lam
-    if fused:
-        options = pixels or {"dtype": dtype, "memory_format": layout_of(images)}
-        return *_fused(settings, images, labels, index, epoch, backend, mixed, width, **options), lam
-
-    role, t = settings.draw(index, epoch)
-    made = _make_targets(settings, labels, role, t, mixed, device)
-    if mixed is not None:
+    options = pixels or {"dtype": dtype, "memory_format": layout_of(images)}
+    if not fused and mixed is not None:
         images = mix_images(images.to(torch.promote_types(dtype, torch.float32)), **mixed.of_images())
         inplace = True
-    out = _by_role(settings, images, role, _strength(settings, role, t, width), index, epoch, inplace)
-    return out.to(dtype), made, lam
+
+    draws = settings.draws
+    made = []
+    for number, each in enumerate(range(epoch * draws, (epoch + 1) * draws)):
+        if fused:
+            made.append(_fused(settings, images, labels, index, each, backend, mixed, width, **options))
+            continue
+        role, t = settings.draw(index, each)
+        targets = _make_targets(settings, labels, role, t, mixed, device)
+        last = number == draws - 1  # the images are needed until then
+        out = _by_role(settings, images, role, _strength(settings, role, t, width), index, each, inplace and last)
+        made.append((out.to(dtype), targets))
+    lam = torch.empty(0, dtype=torch.float32, device=device) if mixed is None else mixed.lam
+    if draws == 1:
+        return *made[0], lam
+    images, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
+    return images, targets, lam.repeat(draws)
 
 
 def layout_of(images: Tensor) -> torch.memory_format:
@@ -118,12 +129,15 @@ def _check(
 ) -> tuple[Tensor, int]:
     """Check what comes with the images; returns their sample ids and the epoch."""
     batch = len(images)
+    for name, value in (("labels", labels), ("index", index)):
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError(f"{name} must hold values beside images on {images.device}, got a tensor on meta")
     if settings.targets == "short":
         check_tensor("labels", labels, (batch,), (torch.int64,), None)
     # Before they move: on the CPU the check can name the bad value. Those on a GPU are looked at there, later.
     if not (isinstance(labels, Tensor) and labels.is_cuda):
         check_labels(labels, settings.num_classes, batch, None)
-    epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
+    epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS // settings.draws)
     if index is None:
         assert seen is not None  # one of them is always given
         return _number(batch, seen), epoch

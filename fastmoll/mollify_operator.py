@@ -41,6 +41,7 @@ def mollify_operator(
     channels_last: bool,
     classes: int,
     mixed: bool,
+    draws: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     pixels = {"mean": mean, "std": std, "flip": flip, "dtype": dtype} if images.dtype == torch.uint8 else None
     which = epoch if epoch_tensor is None else epoch_tensor
@@ -61,10 +62,12 @@ def _(
     channels_last: bool,
     classes: int,
     mixed: bool,
+    draws: int,
     **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, *size = images.shape
-    shape = (batch, size[2], size[0], size[1]) if images.dtype == torch.uint8 else images.shape
+    batch *= draws
+    shape = (batch, size[2], size[0], size[1]) if images.dtype == torch.uint8 else (batch, *size)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=layout)
     made = images.new_empty((batch, classes) if classes else batch, dtype=torch.float32)

@@ -76,7 +76,7 @@ def test_schedules_survive_copies_pickles_and_are_shown_the_same_in_every_proces
         out, targets = other(images, labels, index)
         assert torch.equal(out, want) and torch.equal(targets, want_targets)
     assert repr(mollify).endswith(
-        "mix='mixup', mix_alpha=0.3, temperature=mollify_batches.square_root, "
+        "mix='mixup', mix_alpha=0.3, draws=1, temperature=mollify_batches.square_root, "
         "label_decay=mollify_batches.half_of_noise, blur_scale=None)"
     )
     assert " at 0x" not in repr(Mollify(CLASSES, temperature=functools.partial(torch.pow, exponent=0.5)))

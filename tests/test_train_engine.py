@@ -13,8 +13,9 @@ from learners import CPU, batches, run_steps, settings, tiny_model
 from torch import nn
 
 import fastmoll
+from fastmoll import losses
 from fastmoll.distributed import Stop
-from fastmoll.train.engine import Learner, evaluate, learning_rate
+from fastmoll.train.engine import Learner, evaluate, learning_rate, loss_of
 from fastmoll.train.logs import Meter
 from fastmoll.train.settings import OptimConfig
 
@@ -87,6 +88,38 @@ def test_the_loss_of_a_step_compiles_whole_and_once(monkeypatch: pytest.MonkeyPa
     assert len(graphs) == 1
     for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+LOSSES = ("soft", "normalised", "binary", "log_mean", "corrected")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_loss_trains_compiles_whole_and_is_the_one_of_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    mollify = fastmoll.Mollify(3, seed=4, targets="short", draws=2)
+    data = [mollify(images, labels, torch.arange(4), epoch) for epoch, (images, labels) in enumerate(batches(6))]
+    targets = data[0][1]
+    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    expected = {
+        "soft": lambda: fastmoll.soft_cross_entropy(logits, targets),
+        "normalised": lambda: losses.normalised_cross_entropy(logits, targets),
+        "binary": lambda: losses.binary_cross_entropy(logits, targets),
+    }.get(name, lambda: losses.augmented_likelihood(torch.stack([logits[:4], logits[4:]]), targets, kind=name))()
+    torch.testing.assert_close(loss_of(name, 2)(logits, targets), expected)
+
+    torch.compiler.reset()
+    changes = {"optim__loss": name, "mollify__draws": 2, "optim__lr": 0.1}
+    plain = Learner(tiny_model(), settings(**changes), CPU, 6)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, fullgraph=True, backend="aot_eager"))
+    compiled = Learner(tiny_model(), settings(**changes, model__compile=True), CPU, 6)
+    for learner in (plain, compiled):
+        meter = Meter(CPU)
+        meter.begin(data)
+        for _ in range(6):
+            learner.train_step(meter)
+        assert meter._images == 6 * 4  # of the data set, however often each is drawn
+    assert not torch.equal(plain.model[1].weight, tiny_model()[1].weight)  # type: ignore[index]
+    for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_accumulated_batches_count_alike_and_the_leftover_forms_a_smaller_step() -> None:

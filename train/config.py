@@ -216,7 +216,7 @@ def check(config: Config) -> None:
     Raises:
         ValueError: names the option and its value.
     """
-    data, model, optim, run = config.data, config.model, config.optim, config.run
+    data, mollify, model, optim, run = config.data, config.mollify, config.model, config.optim, config.run
     for name, number in {
         "data.size": getattr(data, "size", None),
         "data.batch-size": data.batch_size,
@@ -224,6 +224,7 @@ def check(config: Config) -> None:
         "optim.epochs": optim.epochs,
         "optim.lr-batch": optim.lr_batch,
         "optim.accumulate": optim.accumulate,
+        "mollify.draws": mollify.draws,
         "run.max-steps": run.max_steps,
         "run.checkpoint-every": run.checkpoint_every,
         "run.log-every": run.log_every,
@@ -253,6 +254,11 @@ def check(config: Config) -> None:
         0 <= optim.warmup_epochs <= optim.epochs, "optim.warmup-epochs", optim.warmup_epochs, f"in [0, {optim.epochs}]"
     )
     _require(not optim.nesterov or optim.momentum > 0, "optim.momentum", optim.momentum, "positive with Nesterov")
+    _require(mollify.enabled or mollify.draws == 1, "mollify.draws", mollify.draws, "1 without mollification")
+    of_draws = optim.loss in ("log_mean", "corrected")
+    _require(not of_draws or mollify.draws > 1, "optim.loss", optim.loss, "another with one draw of an image")
+    tempered = mollify.enabled and mollify.kind == "temper"
+    _require(optim.loss != "normalised" or not tempered, "optim.loss", optim.loss, "another with --mollify.kind temper")
     _require(model.ema is None or 0 < model.ema < 1, "model.ema", model.ema, "in (0, 1)")
     _require(run.validate_every >= 0, "run.validate-every", run.validate_every, "at least 0")
     _require(0 <= run.seed < 2**63, "run.seed", run.seed, "in [0, 2^63)")
@@ -301,7 +307,7 @@ _FREE = {
 
 
 # Settings that came later, with what was done before there was a choice.
-_LATER = {"data.decoder": "mixed"}
+_LATER = {"data.decoder": "mixed", "mollify.draws": 1, "optim.loss": "soft"}
 
 
 def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:

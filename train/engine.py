@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import fastmoll
+from fastmoll import losses
 from fastmoll.distributed import Process
-from fastmoll.kernels.soft_cross_entropy import soft_cross_entropy
 from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.scoring import autocast, check_count, score
 from fastmoll.train.logs import Meter
@@ -44,6 +44,19 @@ def learning_rate(step: int, steps_per_epoch: int, optim: OptimConfig, images_pe
 def peak_rate(optim: OptimConfig, images_per_step: int) -> float:
     """The largest learning rate of a run: ``optim.lr``, for ``optim.lr_batch`` images where that is given."""
     return optim.lr * (images_per_step / optim.lr_batch if optim.lr_batch else 1)
+
+
+def loss_of(name: str, draws: int) -> Callable[[Tensor, Tensor | SoftLabels], Tensor]:
+    """The loss ``optim.loss`` of logits ``(M·B, K)``, draw by draw, and as many targets: a scalar."""
+    if name in ("log_mean", "corrected"):
+        return lambda logits, targets: losses.augmented_likelihood(
+            logits.view(draws, -1, logits.shape[1]), targets, kind=name
+        )
+    return {
+        "soft": losses.soft_cross_entropy,
+        "normalised": losses.normalised_cross_entropy,
+        "binary": losses.binary_cross_entropy,
+    }[name]
 
 
 class Learner:
@@ -78,6 +91,7 @@ class Learner:
             # argument above: new versions of torch deprecate that one, and older ones don't know its successor.)
             self._ddp.broadcast_buffers = False
         self._forward: nn.Module = self._ddp or model
+        self._of_logits = loss_of(config.optim.loss, config.mollify.draws)
         # Around DDP, not inside: so that the gradients' exchange overlaps with the compiled backward pass.
         self._loss = torch.compile(self.loss) if config.model.compile else self.loss
         self._optimizer = torch.optim.SGD(
@@ -120,7 +134,7 @@ class Learner:
             images = images.contiguous(memory_format=torch.channels_last)
         with autocast(self._process.device, self._config.run.amp):
             logits = self._forward(images)
-        return soft_cross_entropy(logits, targets)
+        return self._of_logits(logits, targets)
 
     def train_step(self, meter: Meter) -> None:
         """Take one step on the next batches of ``meter``; reads nothing back from the device."""
@@ -130,7 +144,7 @@ class Learner:
             with self._exchange(last=number == group - 1):
                 loss = self._loss(images, targets)
                 torch.autograd.backward(loss / group)
-            meter.add(loss.detach(), len(images))
+            meter.add(loss.detach(), len(images) // self._config.mollify.draws)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self.lr
         self._optimizer.step()

@@ -117,6 +117,7 @@ def make_mollify(config: Config, classes: list[str]) -> fastmoll.Mollify | None:
         sigma_max=config.mollify.sigma_max,
         kind=config.mollify.kind,
         backend=config.mollify.backend,
+        draws=config.mollify.draws,
         seed=config.run.seed,
         targets="short",
     )

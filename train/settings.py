@@ -81,6 +81,8 @@ class MollifyConfig:
     """Blur scale at temperature 1, pixels; None: the image width."""
     kind: Literal["smooth", "temper", "none"] = "smooth"
     """Move label mass to the uniform distribution (smooth), take it away (temper), or leave labels alone (none)."""
+    draws: int = 1
+    """How often each image of a batch is mollified, each time anew: the network sees so many times batch_size."""
     backend: Literal["auto", "torch", "triton", "cupy"] = "auto"
     """Code that does it; auto: the fastest on this machine. All draw the same."""
 
@@ -125,6 +127,9 @@ class OptimConfig:
     """Epochs of linear warm-up, part of epochs; the cosine to 0 takes the rest."""
     accumulate: int = 1
     """Forward passes per step; what is left over at the end of an epoch makes a smaller last step."""
+    loss: Literal["soft", "normalised", "binary", "log_mean", "corrected"] = "soft"
+    """Soft cross-entropy, the normalised one, or binary ones of all classes, each a mean over images and draws; or, of
+    two draws of an image or more, the logarithm of their mean likelihood, its bias corrected or not."""
 
 
 @dataclass(frozen=True)
