@@ -353,6 +353,7 @@ def _open_arrays(common: dict[str, Any], found: set[str], classes: list[str] | N
         elif len(array) != len(labels):
             problems.append(f"{name}.npy has {len(array)} images, but labels.npy has {len(labels)} labels")
     _demand(root, problems)
+    _require_same_labels(root / "labels.npy", labels)
     usual = Counter(array.shape for array in images.values()).most_common(1)[0][0]
     _demand(
         root,
@@ -388,6 +389,10 @@ def _load_labels(path: Path, num_classes: int | None) -> NDArray[np.int64]:
         raise ValueError(f"{path}: labels must be in 0..{known - 1}, got {labels[bad[0]]} at position {bad[0]}")
     if len(present) != known:
         raise ValueError(f"{path} has labels of {len(present)} classes instead of {known}")
+    return labels
+
+
+def _require_same_labels(path: Path, labels: NDArray[np.int64]) -> None:
     each = labels.reshape(len(SEVERITIES), -1)
     if (each != each[0]).any():
         level, at = np.argwhere(each != each[0])[0]
@@ -395,4 +400,3 @@ def _load_labels(path: Path, num_classes: int | None) -> NDArray[np.int64]:
             f"{path}: labels must be the same at each severity, got {each[level, at]} for image {at} at severity "
             f"{SEVERITIES[level]}, {each[0, at]} at severity 1"
         )
-    return labels

@@ -255,6 +255,7 @@ def test_truncated_arrays_are_named(arrays: Path) -> None:
         (np.zeros((20, 1), np.uint8), r"labels.npy must hold integers of shape \(N,\), got uint8 \(20, 1\)"),
         (np.zeros(20, np.float64), r"labels.npy must hold integers of shape \(N,\), got float64 \(20,\)"),
         (np.zeros(0, np.uint8), r"got uint8 \(0,\)"),
+        (np.array([0, 1, 2, 1, 0] * 2, np.uint8), "has 20 images, but labels.npy has 10 labels"),
         (np.zeros(19, np.uint8), "labels.npy has 19 labels, which is no multiple of the 5 severities"),
         (np.tile([0, 1, -1, 1], 5), r"labels.npy: labels must be in 0\.\.2, got -1 at position 2"),
         (np.tile(np.array([0, 1, 255, 1], np.uint8), 5), r"labels must be in 0\.\.2, got 255 at position 2"),
