@@ -47,6 +47,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     common, arguments = parser.parse_known_args()
     try:
+        if not {"-h", "--help"} & {*arguments}:
+            common.out.mkdir(parents=True, exist_ok=True)  # before the work, which would be lost without it
         result: Any = tyro.extras.subcommand_cli_from_dict(BENCHMARKS, description=__doc__, args=arguments)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
@@ -60,7 +62,6 @@ def main() -> int:
     # What is computed rather than timed is the same everywhere.
     name = f"{result['benchmark']}-{processor}" if device else result["benchmark"]
     file = common.out / f"{name}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=2) + "\n")
     skipped = "".join(f"left out: {peer}: {why}\n" for peer, why in result.get("skipped", {}).items())
     failed = "".join(f"failed: {side}: {why}\n" for side, why in result.get("failed", {}).items())

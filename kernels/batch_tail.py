@@ -152,8 +152,7 @@ def batch_tail(
         "dtype": dtype,
         "backend": backend,
     }
-    meta = isinstance(images, Tensor) and images.is_meta  # as in code that is compiled: nothing is computed
-    if not (meta or torch.compiler.is_compiling()):
+    if not torch.compiler.is_compiling():
         options |= {"flip": flip, "partner": partner, "lam": lam, "box": box, "role": role, "t": t, "index": index}
         return _run(images, seed=seed, epoch=epoch, memory_format=memory_format, **options)
     if images.dtype != torch.uint8:
@@ -219,8 +218,8 @@ def _run(images: Tensor, *, backend: str, **options: Any) -> Tensor:
             f"images must be at most {SIZE_LIMIT} pixels high and wide for backend {backend!r}, "
             f"got {tail.height} x {tail.width}"
         )
-    if tail.batch == 0:
-        shape = (0, tail.channels, tail.height, tail.width)
+    if tail.batch == 0 or images.is_meta:
+        shape = (tail.batch, tail.channels, tail.height, tail.width)
         return torch.empty(shape, dtype=tail.dtype, device=images.device, memory_format=tail.memory_format)
     check_device(backend, images)
     # Imported here: Triton and CuPy take seconds to load, and not every machine has them.
@@ -326,8 +325,9 @@ def check_tail(
             raise ValueError(f"{name} must be given for uint8 images and with its counterpart, got None")
         if value is not None and not (isinstance(value, Sized) and len(value) == channels):
             raise ValueError(f"{name} must have one number for each of {channels} channels, got {value!r}")
-    shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate((0.0,) * channels if mean is None else mean))
-    scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate((1.0,) * channels if std is None else std))
+    shift, scale = mean if mean is not None else (0.0,) * channels, std if std is not None else (1.0,) * channels
+    shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate(shift))
+    scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate(scale))
 
     if flip is not None:
         check_tensor("flip", flip, (batch,), (torch.bool,), device)

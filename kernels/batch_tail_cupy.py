@@ -86,7 +86,8 @@ def batch_tail_arrays(images: Any, **arguments: Any) -> Any:
         An array of the library that ``images`` belong to.
 
     Raises:
-        ValueError: as :func:`~fastmoll.kernels.batch_tail.batch_tail`, and for images without DLPack.
+        ValueError: as :func:`~fastmoll.kernels.batch_tail.batch_tail`, for images without DLPack, and for ``dtype``
+            bfloat16, its default, of NumPy arrays, which don't have it.
     """
     if not hasattr(images, "__dlpack__"):
         raise ValueError(f"images must be an array that supports DLPack, got {type(images).__name__}")
@@ -94,6 +95,8 @@ def batch_tail_arrays(images: Any, **arguments: Any) -> Any:
     if isinstance(images, Tensor):
         return batch_tail(images, **_to_torch(arguments))
     library = type(images).__module__.partition(".")[0]
+    if library == "numpy" and arguments.get("dtype", torch.bfloat16) == torch.bfloat16:
+        raise ValueError(f"dtype must be torch.float32 or torch.float16 for NumPy's arrays, got {torch.bfloat16}")
     # CuPy's arrays speak DLPack, but name no array namespace.
     space = sys.modules["cupy"] if library == "cupy" else images.__array_namespace__()
     if library != "cupy":

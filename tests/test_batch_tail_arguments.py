@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,12 +45,12 @@ STANDARD = {"mean": MEAN, "std": STD}
         (
             FLOATS,
             {"partner": PARTNER, "box": torch.tensor([[0, 4, 0, 6], [0, 5, 0, 6]], dtype=torch.int32)},
-            r"box must be .* inside 4 x 6 pixels, got 0 at position \(1, 0\)",
+            r"box must be .* inside 4 x 6 pixels, got 5 at position \(1, 1\)",
         ),
         (
             FLOATS,
             {"partner": PARTNER, "box": torch.tensor([[0, 4, 0, 6], [0, 4, 3, 2]], dtype=torch.int32)},
-            r"box must be y0 <= y1, x0 <= x1 .* got 3 at position \(1, 2\)",
+            r"box must be y0 <= y1, x0 <= x1 .* got 2 at position \(1, 3\)",
         ),
         (FLOATS, {"partner": PARTNER, "box": torch.zeros(2, 3, dtype=torch.int32)}, r"box must have shape \(2, 4\)"),
         (FLOATS, {"role": ROLE}, "role and t must be given together, got role alone"),
@@ -74,6 +75,21 @@ STANDARD = {"mean": MEAN, "std": STD}
 def test_bad_arguments_are_named(images, arguments, message):
     with pytest.raises(ValueError, match=message):
         batch_tail(images, **arguments)
+
+
+def test_means_and_deviations_may_be_arrays():
+    pixels = torch.arange(72, dtype=torch.uint8).view(1, 4, 6, 3)
+    wanted = batch_tail(pixels, **STANDARD)
+    assert torch.equal(batch_tail(pixels, mean=np.array(MEAN), std=np.array(STD)), wanted)
+
+
+def test_without_data_only_arguments_are_checked_and_shapes_come_back():
+    given = {"role": ROLE.to("meta"), "t": T.to("meta")}
+    out = batch_tail(PIXELS.to("meta"), **STANDARD, **given)
+    assert out.is_meta and out.shape == (2, 3, 4, 6) and out.dtype == torch.bfloat16
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match=r"images must be .* got torch\.float64"):
+        batch_tail(FLOATS.double().to("meta"), **given)
 
 
 @pytest.mark.parametrize("name", ["flip", "partner", "lam", "box", "role", "t", "index"])

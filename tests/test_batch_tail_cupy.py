@@ -258,8 +258,12 @@ def test_arrays_of_another_library_come_back_as_they_went_in() -> None:
     assert isinstance(got, np.ndarray)
     assert np.array_equal(got, want.numpy())
     assert torch.equal(backend.batch_tail_arrays(**arguments, backend="torch"), want)
+    standard = {name: np.array(arguments[name]) for name in ("mean", "std")}
+    assert np.array_equal(backend.batch_tail_arrays(**arrays | standard, backend="torch"), want.numpy())
     with pytest.raises(ValueError, match="images must be an array that supports DLPack, got list"):
         backend.batch_tail_arrays([[1]])
+    with pytest.raises(ValueError, match=r"dtype must be .* for NumPy's arrays, got torch.bfloat16"):
+        backend.batch_tail_arrays(np.zeros((1, 2, 2, 3), np.uint8), backend="torch")
 
 
 def test_arrays_of_a_library_without_array_namespaces_come_back_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from fastmoll.kernels import batch_tail as batch_tail_module
 from fastmoll.kernels import draw_triton
 from fastmoll.kernels.batch_tail import batch_tail
 from fastmoll.kernels.draw_triton import draw_batch
+from fastmoll.kernels.heat_blur import heat_blur
+from fastmoll.kernels.soft_labels import label_decay
 from fastmoll.mollify import Mollify, beta_quantiles
 from fastmoll.mollify_operator import mollify_operator
 
@@ -266,6 +268,19 @@ def test_bad_values_are_named_inside_compiled_code_too():
     tail = Whole(lambda images, t: batch_tail(images, **{**roles, "t": t}))
     with pytest.raises(ValueError, match=r"t must lie in \[0, 1\], got 1.5 at position 0"):
         tail(x, roles["t"] * 0 + 1.5)
+
+
+@pytest.mark.filterwarnings("error:Dynamo detected a call to a")
+def test_the_parts_have_no_graph_break_where_sizes_change():
+    blur = Whole(heat_blur)
+    for batch, height, width in ((4, 8, 8), (6, 8, 8), (5, 12, 12), (3, 10, 14)):
+        x, t = torch.randn(batch, 3, height, width), torch.full((batch,), 0.4)
+        torch.testing.assert_close(blur(x, t), heat_blur(x, t))
+    assert blur.graphs <= 4
+    decay = torch.compile(label_decay, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch in (4, 5):
+        role, t = torch.ones(batch, dtype=torch.int8), torch.rand(batch)
+        torch.testing.assert_close(decay(role, t), label_decay(role, t))
 
 
 def test_images_that_require_grad_are_refused_while_compiling():

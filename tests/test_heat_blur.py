@@ -187,6 +187,12 @@ def test_a_graph_may_require_grad_around_it_but_not_through_it():
         heat_blur(x, t)
 
 
+def test_images_without_data_give_a_shape():
+    x = torch.empty(2, 3, 4, 5, device="meta").to(memory_format=torch.channels_last)
+    out = heat_blur(x, torch.empty(2, device="meta"))
+    assert out.is_meta and (out.shape, out.stride()) == (x.shape, x.stride())
+
+
 X, T = torch.zeros(2, 3, 4, 4), torch.zeros(2)
 
 

@@ -12,7 +12,7 @@ def test_repr_shows_every_argument():
     assert text == (
         "Mollify(num_classes=10, roles=(1.0, 2.0, 3.0), beta=(1.0, 3.0), k_noise=2.0, k_blur=0.5, "
         "sigma_min=0.3, sigma_max=9.0, kind='temper', seed=4, backend='auto', "
-        "targets='dense', mix=None, mix_alpha=1.0, temperature=None, label_decay=None, blur_scale=None)"
+        "targets='dense', mix=None, mix_alpha=1.0, draws=1, temperature=None, label_decay=None, blur_scale=None)"
     )
 
 
@@ -88,12 +88,38 @@ def test_bad_settings_are_named(arguments, message):
         ({"epoch": -1}, "epoch .* got -1"),
         ({"epoch": 2**24}, "epoch .* got 16777216"),
         ({"epoch": 2**24, "index": torch.arange(2)}, "epoch .* got 16777216"),
+        (
+            {"labels": torch.zeros(2, dtype=torch.int64, device="meta")},
+            "labels must hold values .* got a tensor on meta",
+        ),
+        ({"index": torch.arange(2, device="meta")}, "index must hold values .* got a tensor on meta"),
     ],
 )
 def test_bad_batches_are_named(arguments, message):
     good = {"images": torch.zeros(2, 3, 4, 4), "labels": torch.tensor([0, 1])}
     with pytest.raises(ValueError, match=message):
         Mollify(CLASSES)(**{**good, **arguments})
+
+
+def test_pixels_without_rows_are_named():
+    with pytest.raises(ValueError, match=r"pixels must have at least one row and column, got shape \(2, 0, 4, 3\)"):
+        Mollify(CLASSES).from_pixels(
+            torch.zeros(2, 0, 4, 3, dtype=torch.uint8), torch.tensor([0, 1]), mean=(0.5,) * 3, std=(0.2,) * 3
+        )
+
+
+@pytest.mark.parametrize("mix", [None, "cutmix"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_images_without_data_give_shapes_and_are_not_counted(device, mix):
+    labels = torch.tensor([0, 1], device=device)
+    mollify, short = Mollify(CLASSES, mix=mix), Mollify(CLASSES, mix=mix, targets="short")
+    images, targets = mollify(torch.empty(2, 3, 4, 5, device="meta"), labels)
+    assert images.is_meta and targets.is_meta and (images.shape, targets.shape) == ((2, 3, 4, 5), (2, CLASSES))
+    pixels = torch.empty(2, 4, 5, 3, dtype=torch.uint8, device="meta")
+    images, targets = short.from_pixels(pixels, labels, mean=(0.5,) * 3, std=(0.2,) * 3, dtype=torch.float16)
+    assert images.is_meta and images.shape == (2, 3, 4, 5) and images.dtype == torch.float16
+    assert targets.gamma.is_meta and targets.gamma.shape == (2,)
+    assert int(mollify.get_extra_state()) == 0
 
 
 def test_beta_without_quantiles_is_refused():
