@@ -99,7 +99,8 @@ class Side:
         return total
 
 
-def _torchvision(settings: Settings, split: str, transform: list[Any], shuffle: bool) -> DataLoader[Any]:
+def torchvision_loader(settings: Settings, split: str, transform: list[Any], shuffle: bool) -> DataLoader[Any]:
+    """Standardised batches of a split's files, read by Pillow, each put through ``transform``."""
     tail = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     dataset = ImageFolder(str(split_folder(settings.data, split)), v2.Compose([*transform, *tail]))
     return DataLoader(
@@ -108,15 +109,17 @@ def _torchvision(settings: Settings, split: str, transform: list[Any], shuffle: 
         shuffle=shuffle,
         drop_last=shuffle,
         num_workers=settings.workers,
-        persistent_workers=True,
+        persistent_workers=settings.workers > 0,
         pin_memory=settings.device != "cpu",
     )
 
 
-def _agree(settings: Settings) -> float:
+def agree(settings: Settings) -> float:
     """Mean difference in grey levels of the evaluation batches; more than one is an error, and nothing is timed."""
     resize = round(settings.size * 256 / 224)
-    theirs = _torchvision(settings, "val", [v2.Resize(resize, antialias=True), v2.CenterCrop(settings.size)], False)
+    theirs = torchvision_loader(
+        settings, "val", [v2.Resize(resize, antialias=True), v2.CenterCrop(settings.size)], False
+    )
     with ImageNetLoader(settings.data, "val", settings.batch_size, settings.size, device=settings.device) as ours:
         (left, labels), (right, expected) = next(iter(ours)), next(iter(theirs))
     difference = float(((left.cpu() - right).abs() * 255 * torch.tensor(STD).view(3, 1, 1)).mean())
@@ -133,7 +136,7 @@ def endless(loader: Any) -> Iterator[Batch]:
 
 def bench_loader(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Crops of JPEGs, standardised, without and with mollification: images a second and CPU milliseconds an image."""
-    difference = _agree(settings)
+    difference = agree(settings)
     torch.set_num_threads(settings.workers)
     device = torch.device(settings.device)
     classes = len(scan_folder(settings.data, "train").classes)
@@ -150,7 +153,7 @@ def bench_loader(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[
         for mollify in (None, Mollify(classes))
     ]
     crop = v2.RandomResizedCrop(settings.size, antialias=True)
-    theirs = _torchvision(settings, "train", [crop, v2.RandomHorizontalFlip()], True)
+    theirs = torchvision_loader(settings, "train", [crop, v2.RandomHorizontalFlip()], True)
     shared, ahead = endless(theirs), 2 * settings.workers + 1
     authors = Authors(settings.size, classes, device)
 

@@ -18,10 +18,12 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
+import augment
 import fused
 import goals
 import gpu_check
 import harness
+import loader
 import peers
 import sweep
 import tune
@@ -204,6 +206,55 @@ def test_loaders_are_timed_with_and_without_mollification(make_tree: Callable[..
     assert all(row["images/s"]["median"] > 0 and row["CPU ms/image"]["median"] >= 0 for row in rows)
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_every_augmentation_is_timed_next_to_torchvisions(
+    make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvidia.dali")
+    policies = ("rand", "auto", "trivial", "augmix")
+    assert augment.SMALL == ("fc", "fcr", *(f"fcr+{policy}" for policy in policies))
+    assert augment.LARGE == tuple(f"none+{policy}" for policy in policies) and augment.DECODED == ("fc", "fcr")
+    monkeypatch.setattr(augment, "SMALL", ("fc", "fcr+augmix"))
+    monkeypatch.setattr(augment, "LARGE", ("none+trivial",))
+    monkeypatch.setattr(augment, "_COMPARED", 90)
+    settings = augment.Settings(sizes=(32, 136), batch_size=18, rounds=1, workers=1, batches=1, data=make_tree(18))
+    result = augment.bench_augment(settings)
+    jobs: dict[str, list[str]] = {}
+    for row in result["rows"]:
+        assert row["ms/image"]["median"] > 0 and row["times fastmoll's"] > 0
+        jobs.setdefault(row["job"], []).append(row["side"])
+    assert all(sides[0] == "fastmoll" and sides[1].startswith("torchvision") for sides in jobs.values())
+    mixed = ", pixels to standardised batch and soft labels"
+    assert [*jobs] == [
+        *(f"{name}, 32 px, one thread" for name in ("fc", "fcr+augmix", f"mixup{mixed}", f"cutmix{mixed}")),
+        *(f"{name}, 136 px, one thread" for name in ("none+trivial", f"mixup{mixed}", f"cutmix{mixed}")),
+        *(f"{base}, JPEG to standardised batch, 136 px, one thread" for base in ("fc", "fcr")),
+        *(f"{name}, 32 px, loader, 1 CPUs" for name in ("fc", "fcr+augmix")),
+    ]
+    json.dumps(result)
+    assert result["settings"]["data"] == "tree"
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_mixtures_that_are_not_torchvisions_are_not_timed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randint(0, 256, (6, 32, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert [*augment._mixed(kind, images, 10)] == ["fastmoll", "torchvision"]
+    monkeypatch.setattr("fastmoll.kernels.mix.partners", lambda values: values.roll(-1, 0))
+    with pytest.raises(ValueError, match=rf"{kind} disagrees with torchvision's by \d"):
+        augment._mixed(kind, images, 10)
+
+
+def test_crops_that_only_one_side_rotates_are_not_timed(
+    make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvidia.dali")
+    monkeypatch.setattr(augment, "_COMPARED", 90)
+    files = loader.Settings(data=make_tree(18), batch_size=9, size=64, workers=0)
+    monkeypatch.setattr(augment, "ROTATION", 0)
+    with pytest.raises(ValueError, match=r"fcr: grey levels of crops, of their corners: \["):
+        augment._decoded("fcr", files)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -223,6 +274,23 @@ def test_a_card_that_is_not_there_is_said_in_one_line() -> None:
     assert run("kernels", "--device", "cuda", code=2).splitlines()[-1] == (
         "error: device must be 'cpu' where torch sees no CUDA device, got 'cuda'"
     )
+
+
+def test_a_folder_that_cannot_be_is_said_before_the_work(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert run("roofline", "--out", str(file / "results"), code=2).startswith("error: [Errno 20] Not a directory")
+
+
+def test_help_makes_no_folder(tmp_path: Path) -> None:
+    run("kernels", "--help", "--out", str(tmp_path / "results"))
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_blocks_are_not_tuned_without_a_card() -> None:
+    with pytest.raises(ValueError, match="device must be a CUDA device that torch sees, got 'cuda'"):
+        tune.bench_tune(tune.Settings())
 
 
 def spread(median: float) -> dict[str, float]:
