@@ -234,7 +234,7 @@ class ImageNetLoader:
 
         ``images`` are ``(B, 3, size, size)`` of the loader's ``dtype``, standardised, in channels-last memory;
         ``targets`` int64 ``(B,)``, or what ``mollify`` makes of them: float32 ``(B, K)``, or `fastmoll.SoftLabels` from
-        a ``Mollify(targets="short")``. Both are on its device; with ``draws=M`` of it there are ``M·B`` of them.
+        a ``Mollify(targets="short")``. Both are on the loader's device, ``M·B`` of each from ``Mollify(draws=M)``.
 
         Raises:
             BadImageError: A file can't be decoded; it names the file and the reason.
@@ -330,7 +330,7 @@ class ImageNetLoader:
             "adjust_orientation": int(config.adjust_orientation),
             "decoder": "cpu" if config.device_id is None else "gpu" if config.decoder == "mixed" else "cpu of a gpu",
             "mollify": describe(self._mollify if self._after is None else self._after),
-            "resized_by": "numba" if config.compiled_resize else "dali",
+            "resampled_by": "numba" if config.compiled else "dali",
             "dali": nvidia.dali.__version__,
         }
 

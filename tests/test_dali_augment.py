@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from PIL import Image
 from fastmoll.pipelines import MEAN, STD, dali_policies, imagenet
 from fastmoll.pipelines.files import scan_folder
 from fastmoll.pipelines.policies import AUTO_AUGMENT, RAND_BIN, ranges
+from fastmoll.pipelines.resample import resample
 
 SIZE = 96
 # Largest and mean difference in grey levels, at the worst magnitude; geometry but for ties of places.
@@ -217,13 +219,17 @@ def batch(tree: Path, options: imagenet.GraphConfig, batches: int = 1, checkpoin
     return np.array(out[0].as_tensor()), out, pipeline
 
 
+@pytest.mark.parametrize("resampled", [imagenet._resample, resample])
 @pytest.mark.parametrize("angle", [0.0, 15.0, -7.5])
 @pytest.mark.parametrize("shape", [(64, 64), (80, 50), (50, 120), (300, 90)])
-def test_crop_and_rotation_are_one_resampling(shape: tuple[int, int], angle: float) -> None:
+def test_crop_and_rotation_are_one_resampling(
+    shape: tuple[int, int], angle: float, resampled: Callable[..., Any]
+) -> None:
     whole = photographs(360, 1)[0].numpy()[40 : 40 + shape[0], 30 : 30 + shape[1]]
     smooth = ndimage.gaussian_filter(whole.astype(float), (3, 3, 0))
     image = smooth.round().astype(np.uint8)
-    done = run(lambda image: imagenet._rotate(image, types.Constant(angle), 64), {"image": [image]})[0].astype(float)
+    turn = functools.partial(types.Constant, np.float32(angle), device="cpu")
+    done = run(lambda image: resampled(image, 64, turn()), {"image": [image]})[0].astype(float)
     i, j = np.meshgrid(np.arange(64) - 31.5, np.arange(64) - 31.5, indexing="ij")
     sine, cosine = np.sin(np.radians(angle)), np.cos(np.radians(angle))
     # Counter-clockwise: what is above the centre comes from its right.
