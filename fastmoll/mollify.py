@@ -215,14 +215,13 @@ class Mollify(nn.Module):
                 channels-last. Never written to, unless ``inplace``. On the meta device only shapes come back.
             labels: classes ``(B,)`` int64, or for dense targets soft labels ``(B, K)`` floating point; on any device.
             index: sample ids, integer ``(B,)``, in [0, 2^48); default: number the images as they come (see the class).
-            epoch: int in [0, 2^24), or in [0, 2^24 / M); or an int64 scalar tensor on the CPU.
+            epoch: int in [0, ⌊2^24 / M⌋), ``M`` being ``draws``, or an int64 scalar tensor on the CPU.
             inplace: ``images`` may be overwritten with the result, which on a CPU saves the cost of fresh memory; not
                 done in code that is compiled.
 
         Returns:
-            images: like ``images``, same dtype, device and memory format; a new tensor unless ``inplace``. ``M·B`` of
-                them with ``draws`` = ``M``, and so many targets.
-            targets: float32 ``(B, K)``, or :class:`fastmoll.SoftLabels`; on images' device.
+            images: ``(M·B, C, H, W)``, dtype, device and memory format of ``images``; a new tensor unless ``inplace``.
+            targets: float32 ``(M·B, K)``, or :class:`fastmoll.SoftLabels`; on images' device.
 
         Raises:
             ValueError: an argument outside the ranges above, integer images, images that require grad, or no ``index``
@@ -258,7 +257,7 @@ class Mollify(nn.Module):
             dtype: of the images: float32, bfloat16 or float16.
 
         Returns:
-            images: ``(B, 3, H, W)`` of ``dtype`` in channels-last memory, on pixels' device.
+            images: ``(M·B, 3, H, W)`` of ``dtype`` in channels-last memory, on pixels' device.
             targets: as in :meth:`forward`, there too.
 
         Raises:

@@ -202,7 +202,7 @@ class SmallImageLoader:
 
         ``images`` are ``(B, 3, H, W)`` of the loader's ``dtype``, standardised, in channels-last memory; ``targets``
         int64 ``(B,)``, or what ``mollify`` makes of them: float32 ``(B, K)``, or `fastmoll.SoftLabels` from a
-        ``Mollify(targets="short")``. Both are on its device; with ``draws=M`` of it there are ``M·B`` of them.
+        ``Mollify(targets="short")``. Both are on the loader's device, ``M·B`` of each from ``Mollify(draws=M)``.
 
         Raises:
             ValueError: ``augment`` is a function that gives something else than it should.

@@ -17,6 +17,7 @@ from fastmoll import losses
 from fastmoll.distributed import Stop
 from fastmoll.train.engine import Learner, evaluate, learning_rate, loss_of
 from fastmoll.train.logs import Meter
+from fastmoll.train.run import make_model
 from fastmoll.train.settings import OptimConfig
 
 
@@ -90,10 +91,7 @@ def test_the_loss_of_a_step_compiles_whole_and_once(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-LOSSES = ("soft", "normalised", "binary", "log_mean", "corrected")
-
-
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["soft", "normalised", "binary", "log_mean", "corrected"])
 def test_each_loss_trains_compiles_whole_and_is_the_one_of_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     mollify = fastmoll.Mollify(3, seed=4, targets="short", draws=2)
     data = [mollify(images, labels, torch.arange(4), epoch) for epoch, (images, labels) in enumerate(batches(6))]
@@ -120,6 +118,12 @@ def test_each_loss_trains_compiles_whole_and_is_the_one_of_its_name(monkeypatch:
     assert not torch.equal(plain.model[1].weight, tiny_model()[1].weight)  # type: ignore[index]
     for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_two_draws_of_one_image_are_enough_for_batch_norm() -> None:
+    make_model(settings(data__batch_size=1, mollify__draws=2), CPU, 3, 32, load=False)
+    with pytest.raises(Stop, match=r"--data\.batch-size must be more than 1 for this network"):
+        make_model(settings(data__batch_size=1), CPU, 3, 32, load=False)
 
 
 def test_accumulated_batches_count_alike_and_the_leftover_forms_a_smaller_step() -> None:

@@ -132,7 +132,7 @@ def make_model(config: Config, process: Process, num_classes: int, size: int, *,
         stem = None if isinstance(config, SmallConfig) else False
         model = build_model(name, num_classes, size, small_stem=stem, fresh=weights is None)
         if not config.run.evaluate:
-            check_batch(model, config.data.batch_size, size)
+            check_batch(model, config.data.batch_size * config.mollify.draws, size)
         if load and weights is not None and process.main:
             note = load_weights(model, name, weights, exact=config.run.evaluate)
     order = torch.channels_last if config.model.channels_last else torch.contiguous_format
@@ -145,7 +145,7 @@ def make_model(config: Config, process: Process, num_classes: int, size: int, *,
 
 
 def check_batch(model: nn.Module, batch_size: int, size: int) -> None:
-    """Refuse a batch of one image where batch norm would have one value a channel to normalise."""
+    """Refuse a batch of one image, with all its draws, where batch norm would have one value a channel to normalise."""
     if batch_size > 1:
         return
     trial = copy.deepcopy(model).train().to("meta")
@@ -346,7 +346,7 @@ def describe(config: Config, process: Process, learner: Learner) -> dict[str, An
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """The settings with the places of the data from the root: a run is resumed and evaluated in other folders, too."""
+    """The settings, paths of the data absolute: a run may be resumed and evaluated from another folder."""
     plain = config.plain()
     data = plain["data"]
     for key, names in (("name", NAMES), ("path", ())):

@@ -82,7 +82,7 @@ class MollifyConfig:
     kind: Literal["smooth", "temper", "none"] = "smooth"
     """Move label mass to the uniform distribution (smooth), take it away (temper), or leave labels alone (none)."""
     draws: int = 1
-    """How often each image of a batch is mollified, each time anew: the network sees so many times batch_size."""
+    """How often each image of a batch is mollified, each time anew: the network sees draws times batch_size images."""
     backend: Literal["auto", "torch", "triton", "cupy"] = "auto"
     """Code that does it; auto: the fastest on this machine. All draw the same."""
 
@@ -128,8 +128,9 @@ class OptimConfig:
     accumulate: int = 1
     """Forward passes per step; what is left over at the end of an epoch makes a smaller last step."""
     loss: Literal["soft", "normalised", "binary", "log_mean", "corrected"] = "soft"
-    """Soft cross-entropy, the normalised one, or binary ones of all classes, each a mean over images and draws; or, of
-    two draws of an image or more, the logarithm of their mean likelihood, its bias corrected or not."""
+    """Cross-entropy, soft, normalised, or binary (a yes or no for each class), each the mean over images and draws; or,
+    with two draws or more, the negative logarithm of their mean likelihood (log_mean), or that without its bias
+    (corrected)."""
 
 
 @dataclass(frozen=True)

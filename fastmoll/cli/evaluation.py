@@ -88,7 +88,8 @@ def evaluate(process: Process, args: argparse.Namespace) -> None:
         with process.agree():
             # Read once: it may be a pipe.
             names = read_names(args.classes) if hasattr(args, "classes") else None
-            checkpoint = _checkpoint(args)
+            check_arguments(args)
+            checkpoint = find_checkpoint(args.checkpoint, getattr(args, "net", None))
             images = _images(args, checkpoint)
             network = _network(args, process, checkpoint, images.clean, names)
             if process.main:
@@ -176,12 +177,6 @@ def check_arguments(args: argparse.Namespace) -> None:
         check_triple("--std", args.std, above=0.0)
     if args.predictions:
         check_parquet()
-
-
-def _checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """The network that is named, looked up only once the other arguments are in order."""
-    check_arguments(args)
-    return find_checkpoint(args.checkpoint, getattr(args, "net", None))
 
 
 def _place(args: argparse.Namespace) -> str | None:
