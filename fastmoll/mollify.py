@@ -15,7 +15,7 @@ from fastmoll.kernels.checks import check_choice, check_images, check_integer, c
 from fastmoll.kernels.draw import check_beta, draw, role_thresholds
 from fastmoll.kernels.heat_blur import check_scales
 from fastmoll.kernels.mix import MIXES, Mix, draw_mix, partners
-from fastmoll.kernels.philox import check_key
+from fastmoll.kernels.philox import EPOCH_BITS, check_key
 from fastmoll.kernels.soft_labels import KINDS, SoftLabels
 from fastmoll.mollify_batch import formula_of, layout_of, mollify_batch
 from fastmoll.mollify_operator import mollify_operator, register
@@ -132,7 +132,7 @@ class Mollify(nn.Module):
             check_choice("mix", mix, MIXES)
         self.mix = mix
         self.mix_alpha = check_number("mix_alpha", mix_alpha, above=0.0)
-        self.draws = check_integer("draws", draws, 1)
+        self.draws = check_integer("draws", draws, 1, 2**EPOCH_BITS + 1)
         for name, function in (("temperature", temperature), ("label_decay", label_decay), ("blur_scale", blur_scale)):
             if not (function is None or callable(function)):
                 raise ValueError(f"{name} must be callable or None, got {function!r}")

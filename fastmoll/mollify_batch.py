@@ -96,15 +96,15 @@ def mollify_batch(
         inplace = True
 
     draws = settings.draws
-    made = []
-    for number, each in enumerate(range(epoch * draws, (epoch + 1) * draws)):
+    made, end = [], (epoch + 1) * draws
+    for each in range(epoch * draws, end):
         if fused:
             made.append(_fused(settings, images, labels, index, each, backend, mixed, width, **options))
             continue
         role, t = settings.draw(index, each)
         targets = _make_targets(settings, labels, role, t, mixed, device)
-        last = number == draws - 1  # the images are needed until then
-        out = _by_role(settings, images, role, _strength(settings, role, t, width), index, each, inplace and last)
+        unneeded = inplace and each == end - 1
+        out = _by_role(settings, images, role, _strength(settings, role, t, width), index, each, unneeded)
         made.append((out.to(dtype), targets))
     lam = torch.empty(0, dtype=torch.float32, device=device) if mixed is None else mixed.lam
     if draws == 1:

@@ -325,9 +325,10 @@ def check_tail(
             raise ValueError(f"{name} must be given for uint8 images and with its counterpart, got None")
         if value is not None and not (isinstance(value, Sized) and len(value) == channels):
             raise ValueError(f"{name} must have one number for each of {channels} channels, got {value!r}")
-    shift, scale = mean if mean is not None else (0.0,) * channels, std if std is not None else (1.0,) * channels
-    shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate(shift))
-    scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate(scale))
+    mean = (0.0,) * channels if mean is None else mean
+    std = (1.0,) * channels if std is None else std
+    shift = tuple(check_number(f"mean[{i}]", value) for i, value in enumerate(mean))
+    scale = tuple(check_number(f"std[{i}]", value, above=0.0) for i, value in enumerate(std))
 
     if flip is not None:
         check_tensor("flip", flip, (batch,), (torch.bool,), device)

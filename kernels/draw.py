@@ -106,6 +106,8 @@ def draw(
     noise, blur, pure = role_thresholds(roles)
     a, b = check_beta(beta)
     philox.check_key(seed, epoch, index)
+    if not any(roles[1:]):  # as where images are only mixed: there is nothing to draw
+        return torch.zeros_like(index, dtype=torch.int8), torch.zeros_like(index, dtype=torch.float32)
     words = philox.sample_words(index, epoch, seed=seed, purpose=philox.DRAW, blocks=1)
     choice = words[0].squeeze(1)
     role = (choice >= noise).to(torch.int8) + (choice >= blur) + (choice >= pure)

@@ -152,6 +152,8 @@ def _compute(
     noised = np.flatnonzero((roles == NOISE) | (roles == PURE_NOISE))
     blurred = np.flatnonzero(roles == BLUR)
     copied = np.flatnonzero(roles == CLEAN)[: 0 if x.data_ptr() == out.data_ptr() else None]
+    if not (len(noised) or len(blurred) or len(copied)):
+        return
 
     scale = checked_blur_scale(t[torch.from_numpy(blurred)].double(), sigma_min, sigma_max).numpy()
     rank_h, rank_w, cost = _plan(scale, height, width)

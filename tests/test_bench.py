@@ -228,7 +228,7 @@ def test_every_augmentation_is_timed_next_to_torchvisions(
     assert [*jobs] == [
         *(f"{name}, 32 px, one thread" for name in ("fc", "fcr+augmix", f"mixup{mixed}", f"cutmix{mixed}")),
         *(f"{name}, 136 px, one thread" for name in ("none+trivial", f"mixup{mixed}", f"cutmix{mixed}")),
-        *(f"{base}, JPEG to standardised batch, 136 px, one thread" for base in ("fc", "fcr")),
+        *(f"{base}, JPEG to standardised batch, 136 px, CPU time" for base in ("fc", "fcr")),
         *(f"{name}, 32 px, loader, 1 CPUs" for name in ("fc", "fcr+augmix")),
     ]
     json.dumps(result)

@@ -109,7 +109,7 @@ def test_loaders_give_all_draws_of_their_batches() -> None:
         assert (len(images), len(targets), len(index)) == (8, 8, 4)
 
 
-@pytest.mark.parametrize("draws", [0, -1, 1.5, True, None])
+@pytest.mark.parametrize("draws", [0, -1, 1.5, True, None, 2**24 + 1])
 def test_a_wrong_number_of_draws_is_named(draws: Any) -> None:
     with pytest.raises(ValueError, match=f"draws must be .*{draws}"):
         fastmoll.Mollify(4, draws=draws)

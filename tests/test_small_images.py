@@ -30,8 +30,10 @@ from fastmoll.train.small_images import main
 SETTINGS = [
     *("--net", "mobilenet_v3_small", "--model.ema", "0.9", "--optim.accumulate", "2", "--optim.epochs", "3"),
     *("--data.batch-size", "4", "--augment", "fcr+trivial", "--mollify", "--run.validate-every", "1"),
+    *("--mollify.draws", "2", "--optim.loss", "corrected"),
     *("--run.log-every", "1", "--run.checkpoint-every", "4", "--run.device", "cpu"),
 ]
+ONE_DRAW = ["--mollify.draws", "1", "--optim.loss", "soft"]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -192,7 +194,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--mollify.backend", "triton"], "--mollify.backend must be auto or torch on a cpu, got triton"),
         (["--optim.lr", "-1"], "--optim.lr must be positive, got -1"),
         (["--data", ""], "--data.name must be a name or a path, got ''"),
-        (["--data.batch-size", "1"], "--data.batch-size must be more than 1 .* 1 value per chan"),
+        ([*ONE_DRAW, "--data.batch-size", "1"], "--data.batch-size must be more than 1 .* 1 value per chan"),
         (["--run.output", "/proc/nowhere"], "--run.output: /proc/nowhere can't be made"),
     ],
 )

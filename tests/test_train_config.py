@@ -76,11 +76,6 @@ def test_a_run_is_continued_only_with_settings_that_change_nothing() -> None:
     assert difference(config.plain(), free.plain()) is None
     other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=0.5))
     assert difference(config.plain(), other.plain()) == "optim.lr was 0.05 and is now 0.5"
-    older = config.plain()
-    del older["data"]["decoder"]  # of a run that was begun before there was that setting
-    assert difference(older, config.plain()) is None
-    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, decoder="cpu"))
-    assert difference(older, moved.plain()) == "data.decoder was mixed and is now cpu"
 
 
 def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(

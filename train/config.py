@@ -97,7 +97,7 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
 def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     """Read the command line of ``small_images.py``; arguments, result and errors as for `parse`."""
     name = _look_for(argv, "--data", "--data.name")
-    default = SMALL_RECIPES[_small_recipe(name or SmallDataConfig.name)]
+    default = SMALL_RECIPES[_small_recipe(SmallDataConfig.name if name is None else name)]
     if default is SMALL_RECIPES["digits"]:
         hint = "The defaults below are those of digits; all other data have the paper's: --data cifar10 --help."
     else:
@@ -306,14 +306,9 @@ _FREE = {
 }
 
 
-# Settings that came later, with what was done before there was a choice.
-_LATER = {"data.decoder": "mixed", "mollify.draws": 1, "optim.loss": "soft"}
-
-
 def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
     """The first setting that keeps ``current`` from continuing ``saved``, in words; None where nothing does."""
     before, now = _flat(saved), _flat(current)
-    before = {name: value for name, value in _LATER.items() if name in now} | before
     for name in sorted((before.keys() | now.keys()) - _FREE):
         if before.get(name) != now.get(name):
             return f"{name} was {before.get(name)} and is now {now.get(name)}"

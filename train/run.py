@@ -97,6 +97,13 @@ def fit(
         train(config, process, learner, training, validation)
 
 
+def check_classes(training: list[str], validation: list[str], where: str) -> None:
+    """Refuse training images of other classes than those of the validation."""
+    odd = sorted({*training} ^ {*validation})
+    if odd:
+        raise ValueError(f"{where} have other classes, for example {', '.join(odd[:5])}")
+
+
 def make_mollify(config: Config, classes: list[str]) -> fastmoll.Mollify | None:
     """The mollification of the training batches, or None.
 

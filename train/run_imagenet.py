@@ -11,7 +11,7 @@ from fastmoll.pipelines.files import scan_folder
 from fastmoll.sample import sample_folder
 from fastmoll.scoring import image_dtype
 from fastmoll.train.config import with_data
-from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up
+from fastmoll.train.run import check_classes, evaluate_only, fit, make_mollify, set_up
 from fastmoll.train.settings import ImageNetConfig
 
 
@@ -55,9 +55,7 @@ def make_training(config: ImageNetConfig, process: Process, classes: list[str]) 
     """The loader of the training images, mollified, whose classes must be those of the validation."""
     with process.agree():
         assert config.data.path is not None
-        odd = sorted({*scan_folder(config.data.path, "train").classes} ^ {*classes})
-        if odd:
-            raise ValueError(f"{config.data.path}: train and val have other classes, for example {', '.join(odd[:5])}")
+        check_classes(scan_folder(config.data.path, "train").classes, classes, f"{config.data.path}: train and val")
         mollify = make_mollify(config, classes)
         options = {"augment": config.data.augment, "mollify": mollify, "on_error": config.data.on_error}
         return make_loader(config, process, "train", **options)

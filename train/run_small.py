@@ -11,7 +11,7 @@ from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.scoring import image_dtype
 from fastmoll.small_loader import SmallImageLoader
 from fastmoll.train.config import with_standardisation
-from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up
+from fastmoll.train.run import check_classes, evaluate_only, fit, make_mollify, set_up
 from fastmoll.train.settings import SmallConfig
 
 
@@ -51,9 +51,7 @@ def image_size(images: SmallData) -> int:
 
 def check_alike(training: SmallData, validation: SmallData) -> None:
     """Refuse training and validation images of other classes or sizes."""
-    odd = sorted({*training.classes} ^ {*validation.classes})
-    if odd:
-        raise ValueError(f"{training.root} and {validation.root} have other classes, for example {', '.join(odd[:5])}")
+    check_classes(training.classes, validation.classes, f"{training.root} and {validation.root}")
     if training.images.shape[1:] != validation.images.shape[1:]:
         sizes = [" x ".join(map(str, split.images.shape[1:3])) for split in (training, validation)]
         raise ValueError(f"{training.root} has images of {sizes[0]} pixels, {validation.root} of {sizes[1]}")

@@ -128,9 +128,9 @@ class OptimConfig:
     accumulate: int = 1
     """Forward passes per step; what is left over at the end of an epoch makes a smaller last step."""
     loss: Literal["soft", "normalised", "binary", "log_mean", "corrected"] = "soft"
-    """Cross-entropy, soft, normalised, or binary (a yes or no for each class), each the mean over images and draws; or,
-    with two draws or more, the negative logarithm of their mean likelihood (log_mean), or that without its bias
-    (corrected)."""
+    """Cross-entropy, soft, normalised, or binary (a yes or no for each class; evaluation is still of the softmax), each
+    the mean over images and draws; or, with two draws or more, the negative logarithm of their mean likelihood
+    (log_mean), or that without its bias (corrected)."""
 
 
 @dataclass(frozen=True)
