@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -32,6 +32,7 @@ from fastmoll.kernels.checks import (
     check_number,
     check_tensor,
     check_values,
+    has_length,
     installed,
 )
 from fastmoll.kernels.draw import PURE_NOISE, SEED_OFFSET, as_int64
@@ -323,7 +324,7 @@ def check_tail(
     for name, value, other in (("mean", mean, std), ("std", std, mean)):
         if value is None and (pixels or other is not None):
             raise ValueError(f"{name} must be given for uint8 images and with its counterpart, got None")
-        if value is not None and not (isinstance(value, Sized) and len(value) == channels):
+        if value is not None and not has_length(value, channels):
             raise ValueError(f"{name} must have one number for each of {channels} channels, got {value!r}")
     mean = (0.0,) * channels if mean is None else mean
     std = (1.0,) * channels if std is None else std

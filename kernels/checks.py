@@ -12,7 +12,7 @@ import importlib.util
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, SupportsIndex
 
 import torch
@@ -62,9 +62,14 @@ def check_number(name: str, value: Any, *, above: float | None = None, at_least:
     return number
 
 
+def has_length(values: Any, length: int) -> bool:
+    """Whether ``values`` are a sequence or a one-dimensional array of that many."""
+    return isinstance(values, Sized) and getattr(values, "ndim", 1) == 1 and len(values) == length
+
+
 def check_triple(name: str, values: Sequence[float], *, above: float | None = None) -> tuple[float, float, float]:
     """Return a number per colour channel as floats, or raise ``ValueError``; ``above`` as in :func:`check_number`."""
-    if not isinstance(values, Sequence) or len(values) != 3:
+    if not has_length(values, 3):
         raise ValueError(f"{name} must be three numbers, got {values!r}")
     red, green, blue = (check_number(f"{name}[{i}]", value, above=above) for i, value in enumerate(values))
     return red, green, blue

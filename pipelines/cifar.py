@@ -214,7 +214,8 @@ def _unpickle(content: bytes, source: str) -> dict[Any, Any]:
     try:
         loaded = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle raises whatever its wrong operations do
-        raise ValueError(f"{source} can't be unpickled: {error or type(error).__name__}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{source} can't be unpickled: {reason}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{source} must hold a dict, got {type(loaded).__name__}")
     return {_bytes(key): value for key, value in loaded.items()}

@@ -77,7 +77,8 @@ class GraphConfig:
     def compiled(self) -> bool:
         """Whether crops are resampled by compiled code rather than by DALI's operators: on a CPU, with Numba."""
         cropped = self.train and not self.augment.startswith("none")
-        return cropped and self.device_id is None and installed("numba")
+        interpreted = os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"  # such code has no address for DALI
+        return cropped and self.device_id is None and installed("numba") and not interpreted
 
 
 def _random_crop(encoded: Any, config: GraphConfig) -> Any:

@@ -29,6 +29,7 @@ STANDARD = {"mean": MEAN, "std": STD}
         (PIXELS, {"mean": MEAN}, "std must be given .* got None"),
         (FLOATS, {"std": STD}, "mean must be given .* got None"),
         (FLOATS, {"mean": 0.5, "std": 0.5}, "mean must have one number for each of 3 channels, got 0.5"),
+        (FLOATS, {"mean": np.array(0.5), "std": STD}, r"mean must have one number .* got array\(0.5\)"),
         (FLOATS[:, :2], STANDARD, r"mean must have one number for each of 2 channels, got \(0.485"),
         (FLOATS, {"mean": MEAN, "std": (1, 0, 1)}, r"std\[1\] must be a finite number above 0.0, got 0"),
         (FLOATS, {"mean": (math.nan, 0, 0), "std": STD}, r"mean\[0\] must be a finite number, got nan"),

@@ -100,6 +100,8 @@ PLANES = np.zeros((PER_FILE, 3072), np.uint8)
     ("content", "message"),
     [
         (b"", "can't be unpickled"),
+        (b"\x80\x04\x8e" + b"\xff" * 7 + b"\0", "can't be unpickled: [A-Z]"),
+        (b"Pabc\n.", "can't be unpickled: .*, but no persistent_load"),
         (python2_pickle({b"data": PLANES})[:-400], "can't be unpickled"),
         (pickle.dumps([1]), "must hold a dict, got list"),
         (python2_pickle({b"labels": [0]}), r"data must be uint8 of shape \(N, 3072\), got NoneType"),

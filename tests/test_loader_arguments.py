@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from imagenet_loaders import Make, loader
@@ -42,6 +43,7 @@ import fastmoll
         ({"split": "val", "rank": 0, "world_size": 18}, "17 samples for 18 ranks"),
         ({"mean": (1, 2)}, r"mean must be three numbers, got \(1, 2\)"),
         ({"mean": 0.5}, "mean must be three numbers, got 0.5"),
+        ({"std": np.array(0.5)}, r"std must be three numbers, got array\(0.5\)"),
         ({"std": (1, 0, 1)}, r"std\[1\] must be a finite number above 0.0, got 0"),
         ({"dtype": torch.bfloat16}, "dtype must be torch.float32, .* got torch.bfloat16"),
         ({"mollify": 5}, "mollify must be callable, got 5"),

@@ -31,6 +31,10 @@ def backwards(array: Any) -> Any:
     return array[::-1].copy()[::-1]
 
 
+def test_means_and_deviations_may_be_arrays() -> None:
+    assert_same(list(loader(mean=np.array(MEAN), std=np.array(STD))), list(loader()))
+
+
 @pytest.mark.parametrize("layout", [read_only, planes, backwards])
 def test_batches_are_those_of_the_values_whatever_their_layout_in_memory(layout: Callable[[Any], Any]) -> None:
     plain = data()

@@ -97,6 +97,15 @@ vary.mollify.k_noise = [1, 2]
     assert names(read_sweep(path)) == expected
 
 
+def test_settings_are_checked_with_the_mollification_of_their_run(write_sweep: Callable[[str], Path]) -> None:
+    text = '[[grid]]\ndata = "digits"\nmollify = {}\nvary."mollify.draws" = [1, 2]\n'
+    start = "digits-shufflenet_v2_x0_5-none"
+    expected = [f"{start}-mollify-seed0", f"{start}-seed0", f"{start}-mollify-mollify.draws=2-seed0"]
+    assert names(read_sweep(write_sweep(text.format("[true, false]")))) == expected
+    several = text.format("true").replace("[1, 2]", "[2]") + 'options."optim.loss" = "corrected"\n'
+    assert names(read_sweep(write_sweep(several))) == [f"{start}-mollify-mollify.draws=2-optim.loss=corrected-seed0"]
+
+
 def test_a_run_on_imagenet_has_its_recipe(write_sweep: Callable[[str], Path]) -> None:
     path = write_sweep("""
 [[grid]]
@@ -154,6 +163,10 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         (GRID + 'options."optim.epochs" = "ten"', "line 8: Error parsing --optim.epochs: invalid literal for int()"),
         (GRID + 'options."optim.lr" = -1', "line 8: --optim.lr must be positive, got -1"),
         (GRID + 'mollify = true\noptions."mollify.beta" = [1, -2]', "line 9: mollify: beta"),
+        (
+            GRID + 'mollify = [true, false]\noptions."mollify.draws" = 2\noptions."optim.loss" = "corrected"',
+            "line 10: --optim.loss must be another with one draw of an image, got corrected",
+        ),
         (GRID + "options.run.seed = 1", "options: run.seed is given by the key seed"),
         (GRID + "options.run.output = 'x'", "options: run.output is set by the sweep itself"),
         (GRID + "seed = 1\noptions.run.log-every = 3", "digits-shufflenet_v2_x0_5-none-seed1 is also a run of other"),

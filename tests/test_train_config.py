@@ -49,7 +49,10 @@ def test_every_recipe_is_valid_and_survives_json(recipe: str) -> None:
         (["--optim.warmup-epochs", "99"], r"--optim.warmup-epochs must be in \[0, 12\], got 99"),
         (["--optim.epochs", "0"], "--optim.epochs must be at least 1, got 0"),
         (["--mollify.draws", "0"], "--mollify.draws must be at least 1, got 0"),
-        (["--mollify.no-enabled", "--mollify.draws", "2"], "--mollify.draws must be 1 without mollification, got 2"),
+        (
+            ["--no-mollify", "--mollify.draws", "2", "--optim.loss", "log_mean"],
+            "--optim.loss must be another with one draw of an image, got log_mean",
+        ),
         (["--mollify", "--optim.loss", "corrected"], "--optim.loss must be another with one draw .*got corrected"),
         (["--mollify", "--mollify.kind", "temper", "--optim.loss", "normalised"], "--optim.loss must .*got normalised"),
         (["--optim.accumulate", "0"], "--optim.accumulate must be at least 1, got 0"),

@@ -254,9 +254,8 @@ def check(config: Config) -> None:
         0 <= optim.warmup_epochs <= optim.epochs, "optim.warmup-epochs", optim.warmup_epochs, f"in [0, {optim.epochs}]"
     )
     _require(not optim.nesterov or optim.momentum > 0, "optim.momentum", optim.momentum, "positive with Nesterov")
-    _require(mollify.enabled or mollify.draws == 1, "mollify.draws", mollify.draws, "1 without mollification")
     of_draws = optim.loss in ("log_mean", "corrected")
-    _require(not of_draws or mollify.draws > 1, "optim.loss", optim.loss, "another with one draw of an image")
+    _require(not of_draws or config.draws > 1, "optim.loss", optim.loss, "another with one draw of an image")
     tempered = mollify.enabled and mollify.kind == "temper"
     _require(optim.loss != "normalised" or not tempered, "optim.loss", optim.loss, "another with --mollify.kind temper")
     _require(model.ema is None or 0 < model.ema < 1, "model.ema", model.ema, "in (0, 1)")

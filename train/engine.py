@@ -91,7 +91,7 @@ class Learner:
             # argument above: new versions of torch deprecate that one, and older ones don't know its successor.)
             self._ddp.broadcast_buffers = False
         self._forward: nn.Module = self._ddp or model
-        self._of_logits = loss_of(config.optim.loss, config.mollify.draws)
+        self._of_logits = loss_of(config.optim.loss, config.draws)
         # Around DDP, not inside: so that the gradients' exchange overlaps with the compiled backward pass.
         self._loss = torch.compile(self.loss) if config.model.compile else self.loss
         self._optimizer = torch.optim.SGD(
@@ -144,7 +144,7 @@ class Learner:
             with self._exchange(last=number == group - 1):
                 loss = self._loss(images, targets)
                 torch.autograd.backward(loss / group)
-            meter.add(loss.detach(), len(images) // self._config.mollify.draws)
+            meter.add(loss.detach(), len(images) // self._config.draws)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self.lr
         self._optimizer.step()

@@ -139,7 +139,7 @@ def make_model(config: Config, process: Process, num_classes: int, size: int, *,
         stem = None if isinstance(config, SmallConfig) else False
         model = build_model(name, num_classes, size, small_stem=stem, fresh=weights is None)
         if not config.run.evaluate:
-            check_batch(model, config.data.batch_size * config.mollify.draws, size)
+            check_batch(model, config.data.batch_size * config.draws, size)
         if load and weights is not None and process.main:
             note = load_weights(model, name, weights, exact=config.run.evaluate)
     order = torch.channels_last if config.model.channels_last else torch.contiguous_format

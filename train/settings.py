@@ -176,6 +176,11 @@ class Config:
         """What its folder is called by default, before the date."""
         raise NotImplementedError
 
+    @property
+    def draws(self) -> int:
+        """How often the network sees each image of a batch."""
+        return self.mollify.draws if self.mollify.enabled else 1
+
     def plain(self) -> dict[str, Any]:
         """The settings as nested dicts of strings, numbers and lists, for JSON and for checkpoints."""
         return {name: _plain(value) for name, value in asdict(self).items()}

@@ -266,18 +266,20 @@ class _Sweep:
 
     def runs(self, requests: Sequence[_Request]) -> list[Run]:
         """The runs, after the trainers have read their settings."""
-        asked = [(x.trainer, x.base) for x in requests] + [(x.trainer, [*x.base, *x.words]) for x in requests]
+        # Of the axes, only mollification decides on what other settings may be.
+        pairs = [(request, arm) for request in requests for arm in request.axes["mollify"] or [None]]
+        asked = [(x.trainer, x.base) for x, _ in pairs]
+        asked += [(x.trainer, [*x.base, *x.words, *([] if arm is None else [_flag(arm)])]) for x, arm in pairs]
         answers = read_settings(asked)
-        half = len(requests)
+        half = len(pairs)
         known: dict[str, Run] = {}
-        for request, before, after in zip(requests, answers[:half], answers[half:], strict=True):
+        for (request, _), before, after in zip(pairs, answers[:half], answers[half:], strict=True):
             recipe, settings = self.settings(request, before), self.settings(request, before, after)
-            net, augment, mollify, seed = (
-                request.axes[axis] or [settings[AXES[axis]]] for axis in ("net", "augment", "mollify", "seed")
-            )
-            if any(mollify):
+            net, augment, seed = (request.axes[axis] or [settings[AXES[axis]]] for axis in ("net", "augment", "seed"))
+            mollify = settings["mollify.enabled"]
+            if mollify:
                 self.check_mollify(request, settings)
-            for values in itertools.product(net, augment, mollify, seed):
+            for values in itertools.product(net, augment, [mollify], seed):
                 run = _run(request, recipe, settings, *values)
                 other = known.setdefault(run.name, run)
                 if (other.trainer, other.settings) != (run.trainer, run.settings):
@@ -333,7 +335,7 @@ def _run(
     data = Path(request.data).resolve().name
     parts = [data, net, augment, *(["mollify"] if mollify else []), *(f"{x}={y}" for x, y in changes.items())]
     axes = {"model.name": net, "data.augment": augment, "mollify.enabled": mollify, "run.seed": seed}
-    arguments = [*request.base, f"--net={net}", f"--augment={augment}", "--mollify" if mollify else "--no-mollify"]
+    arguments = [*request.base, f"--net={net}", f"--augment={augment}", _flag(mollify)]
     return Run(
         name="-".join([*parts, f"seed{seed}"]).replace("/", "_"),
         trainer=request.trainer,
@@ -346,6 +348,10 @@ def _run(
         changes=changes,
         settings={**settings, **axes, **dict.fromkeys(idle)},
     )
+
+
+def _flag(mollify: bool) -> str:
+    return "--mollify" if mollify else "--no-mollify"
 
 
 def environment_alone() -> dict[str, str]:
