@@ -124,8 +124,8 @@ def states_for(
         check_state(state, ours)
         return [state], True
     if not state or not now["train"]:
-        wanted = f"of {now['world_size']} ranks, or in training of any number"
-        raise ValueError(f"loader states must be those {wanted}, got {len(state)}")
+        wanted = f"world_size={now['world_size']}, or in training of any number of ranks"
+        raise ValueError(f"loader states must be those of {wanted}, got {len(state)}")
     for rank, one in enumerate(state):
         check_state(one, ours, ("batch_size", "rank", "world_size"))
         before = one["fingerprint"]
@@ -138,7 +138,7 @@ def states_for(
             raise ValueError(f"loader states are not of one moment: those of ranks 0 and {rank} differ in their place")
     if before["batch_size"] * before["world_size"] != now["batch_size"] * now["world_size"]:
         raise ValueError(
-            f"loader states are of {before['world_size']} ranks with batch_size={before['batch_size']}: "
+            f"loader states are of world_size={before['world_size']} with batch_size={before['batch_size']}: "
             f"{now['world_size']} must have as many images together, got batch_size={now['batch_size']}"
         )
     return state, False

@@ -116,6 +116,9 @@ def load_weights(
     """
     state, source = _find(name, weights, option, instead)
     own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    for prefix in _ATTRIBUTES:
+        if state and all(key.startswith(prefix) for key in state) and not all(key.startswith(prefix) for key in own):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
     auxiliary = ("aux1.", "aux2.", "AuxLogits.")
     state = {key: value for key, value in state.items() if key in own or not key.startswith(auxiliary)}
     # What batch norms count matters to none of them here, and files from before PyTorch 0.4.1 don't have it.
@@ -204,6 +207,8 @@ _NESTED: Final = ("model", "state_dict", "model_state_dict", "net")
 """Where training scripts put the state dict in what they save."""
 _WRAPPERS: Final = ("module.", "_orig_mod.", "module.")
 """What DDP and torch.compile, and DDP around or inside that, put in front of the names."""
+_ATTRIBUTES: Final = ("model.", "net.", "_orig_mod.")
+"""What a module that holds the network, as of Lightning, puts there (then torch.compile), unless it is one itself."""
 
 
 def _some(names: list[str]) -> str:

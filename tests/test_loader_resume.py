@@ -170,9 +170,9 @@ def test_states_that_are_not_those_of_all_ranks_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 3}, "2 ranks with batch_size=4: 4 must have as many images together, got batch_size=3"),
+        ({"batch_size": 3}, "of world_size=2 with batch_size=4: 4 must have as many images together, got batch_size=3"),
         ({"seed": 1}, "does not fit: seed was"),
-        ({"train": False}, "of 4 ranks, or in training of any number, got 2"),
+        ({"train": False}, "those of world_size=4, or in training of any number of ranks, got 2"),
     ],
 )
 def test_another_number_of_ranks_must_have_the_same_set_up(

@@ -128,7 +128,7 @@ def test_a_signal_ends_a_run_after_a_step_with_a_checkpoint_and_it_goes_on_with_
     assert [process.exitcode for process in ranks] == [128 + number] * world_size
     said = Path(f"{output}.0.txt").read_text()
     step = torch.load(output / "checkpoint.pt", weights_only=True)["learner"]["step"]
-    assert f"stopped by {number.name} after step {step}; --run.resume goes on there" in said
+    assert f"stopped by {number.name} after step {step}; --resume goes on there" in said
     assert log(output)[-1]["step"] == step and not (output / "result.json").exists()
     if world_size == 1:
         again = ["--resume", "--run.max-steps", step + 1, "--run.output", output]
@@ -169,6 +169,22 @@ def test_weights_are_evaluated_without_training_images(
     arguments = ["--data", tmp_path / "other", "--evaluate", "--model.weights", output / "model.pt"]
     assert main([str(argument) for argument in (*arguments, "--run.device", "cpu")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+    # Without data, those of the run.
+    assert main([str(argument) for argument in (*arguments[2:], "--run.device", "cpu")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{data}: 11 validation images, 3 classes"
+    assert json.loads(lines[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+
+
+def test_weights_are_not_evaluated_on_data_of_other_classes(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    arguments = ["--data", data, *SETTINGS, "--run.max-steps", "1", "--run.output", output]
+    assert main([str(argument) for argument in arguments]) == 0
+    capsys.readouterr()
+    said = fails(capsys, "--data", "digits", "--evaluate", "--model.weights", output / "model.pt")
+    assert said.endswith("model.pt is of another data set: 3 classes there and 10 here")
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

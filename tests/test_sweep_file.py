@@ -160,7 +160,7 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         (GRID + "[grid.options.optim]\nlr = 1\nepoch = 3", "line 10: unknown option 'optim.epoch'"),
         (GRID + 'vary."optim.epoch" = [3]', "line 8: unknown option 'optim.epoch'"),
         (GRID + 'vary."optim.epochs" = 3', "line 8: vary must have a list of values for optim.epochs, got 3"),
-        (GRID + 'options."optim.epochs" = "ten"', "line 8: Error parsing --optim.epochs: invalid literal for int()"),
+        (GRID + 'options."optim.epochs" = "ten"', "line 8: Error parsing --epochs/--optim.epochs: invalid literal"),
         (GRID + 'options."optim.lr" = -1', "line 8: --optim.lr must be positive, got -1"),
         (GRID + 'mollify = true\noptions."mollify.beta" = [1, -2]', "line 9: mollify: beta"),
         (

@@ -128,6 +128,24 @@ def test_weights_of_a_run_bring_its_network_and_image_size(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
 
 
+@pytest.mark.parametrize("file", ["model.pt", "checkpoint.pt"])
+def test_weights_of_a_run_are_evaluated_on_its_data_and_on_no_others(
+    tmp_path: Path, finished: Path, data: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    arguments = ["--evaluate", "--model.weights", finished / file, "--run.device", "cpu"]
+    assert main([str(argument) for argument in arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{data}: 11 validation images, 3 classes"
+    theirs = json.loads((finished / "result.json").read_text())["validation"]
+    assert json.loads(lines[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+
+    (tmp_path / "val").mkdir()
+    for number in range(3):
+        (tmp_path / "val" / f"class{number + 1}").symlink_to(data / "val" / f"class{number}")
+    message = "is of another data set: 3 classes there and 3 here, the first difference is 'class0' against 'class1'"
+    assert fails(capsys, tmp_path, *arguments) == f"error: --model.weights: {finished / file} {message}"
+
+
 def test_validation_can_wait_for_the_end_and_so_does_the_checkpoint_before_it(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,14 +175,28 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2)
 
 
 def test_a_finished_run_is_not_overwritten(finished: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds a finished run" in fails(capsys, data, *SETTINGS, "--run.output", finished)
+    message = "holds a run that stopped after step 3 of 24; --resume with more steps goes on, or choose another folder"
+    assert fails(capsys, data, *SETTINGS, "--run.output", finished).endswith(message)
     again = [data, *SETTINGS, "--mollify.no-enabled", "--run.output", finished, "--run.resume", "--run.max-steps"]
     for steps in ("3", "2"):
-        assert f"has done 3 steps and this one ends at {steps}" in fails(capsys, *again, steps)
+        assert f"has done 3 of 24 steps, and this one ends at {steps}; choose a larger" in fails(capsys, *again, steps)
     assert (finished / "result.json").exists()
 
 
-def test_a_run_stopped_by_max_steps_goes_on_as_if_it_had_not(tmp_path: Path, finished: Path, data: Path) -> None:
+def test_a_run_that_came_to_its_end_does_not_go_on(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [data, *SETTINGS, "--optim.epochs", "1", "--optim.accumulate", "99", "--run.output", tmp_path / "run"]
+    assert main([str(argument) for argument in arguments]) == 0
+    said = capsys.readouterr().out
+    assert "1 epoch of 1 step of 297 images, " in said and "stopped after" not in said
+    for more in ([], ["--resume"]):
+        assert fails(capsys, *arguments, *more).endswith("run holds a finished run; choose another folder")
+
+
+def test_a_run_stopped_by_max_steps_says_so_and_goes_on_as_if_it_had_not(
+    tmp_path: Path, finished: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     shutil.copytree(finished, stopped)
     arguments = [data, *SETTINGS, "--mollify.no-enabled", "--run.max-steps", "5", "--run.output"]
@@ -174,6 +206,7 @@ def test_a_run_stopped_by_max_steps_goes_on_as_if_it_had_not(tmp_path: Path, fin
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, stopped)]
     assert results[0]["validation"] == results[1]["validation"] and results[1]["steps"] == 5
     assert [line["step"] for line in log(stopped)] == [1, 2, 3, 4, 5, 5]
+    assert f"stopped after step 5 of 24; --output {stopped} --resume goes on\n" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_with_fewer_processes_and_as_many_steps(
@@ -183,11 +216,12 @@ def test_a_run_goes_on_with_fewer_processes_and_as_many_steps(
     arguments = [data, *SETTINGS, "--optim.epochs", "1"]
     run(2, output, *arguments, "--data.batch-size", "2", "--run.max-steps", "2")
     alone = [*arguments, "--run.output", output, "--run.resume", "--data.batch-size"]
-    assert "is of 2 processes with 2 images a batch each: 1 can go on where --data.batch-size is 4, got 3" in fails(
+    assert "is of 2 processes with batches of 2 images: 1 can go on where --data.batch-size is 4, got 3" in fails(
         capsys, *alone, "3"
     )
-    assert main([str(argument) for argument in (*alone, "4")]) == 0
-    assert "after step 2, on 1 instead of 2 processes" in capsys.readouterr().out
+    # Nothing else has to be said: the settings are those of that run, and the batch of 4 follows.
+    assert main(["--resume", "--output", str(output)]) == 0
+    assert "after step 2, on 1 process instead of 2, with batches of 4 images\n" in capsys.readouterr().out
     assert json.loads((output / "result.json").read_text())["steps"] == 6  # of 8 images, 4 in the last
     assert [line["step"] for line in log(output) if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
 
@@ -247,7 +281,7 @@ def test_an_unfinished_run_is_only_touched_with_resume(
     tmp_path: Path, finished: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "checkpoint.pt").write_bytes((finished / "checkpoint.pt").read_bytes())
-    assert "pass --run.resume or choose another" in fails(capsys, data, *SETTINGS, "--run.output", tmp_path)
+    assert "pass --resume or choose another" in fails(capsys, data, *SETTINGS, "--run.output", tmp_path)
     # The run of the fixture was not mollified.
     message = fails(capsys, data, *SETTINGS, "--run.output", tmp_path, "--run.resume")
     assert message.endswith("other settings: mollify.enabled was False and is now True")

@@ -88,7 +88,7 @@ def test_only_one_run_holds_a_folder_and_leaving_frees_it(tmp_path: Path) -> Non
         ({"classes": ["a", "b", "c"]}, "another data set: 3 classes there and 2 here"),
         (
             {"world_size": 4},
-            "of 4 processes with 32 images a batch each: 1 can go on where --data.batch-size is 128, got 32",
+            "of 4 processes with batches of 32 images: 1 can go on where --data.batch-size is 128, got 32",
         ),
         ({"format": 99}, "not a checkpoint of this trainer"),
         ({"config": settings(model__name="alexnet").plain()}, "of model alexnet, not of resnet18"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fastmoll.train.config import RECIPES, check, difference, parse, parse_small
-from fastmoll.train.settings import OptimConfig
+from fastmoll.train.settings import Config, OptimConfig
 
 
 def test_without_data_the_recipe_is_the_sample() -> None:
@@ -51,9 +53,10 @@ def test_every_recipe_is_valid_and_survives_json(recipe: str) -> None:
         (["--mollify.draws", "0"], "--mollify.draws must be at least 1, got 0"),
         (
             ["--no-mollify", "--mollify.draws", "2", "--optim.loss", "log_mean"],
-            "--optim.loss must be another with one draw of an image, got log_mean",
+            "--optim.loss must be another with one draw of an image, got log_mean, which needs --mollify$",
         ),
-        (["--mollify", "--optim.loss", "corrected"], "--optim.loss must be another with one draw .*got corrected"),
+        (["--mollify", "--optim.loss", "corrected"], "got corrected, which needs --mollify.draws 2 or more$"),
+        (["--no-mollify", "--optim.loss", "corrected"], "which needs --mollify and --mollify.draws 2 or more$"),
         (["--mollify", "--mollify.kind", "temper", "--optim.loss", "normalised"], "--optim.loss must .*got normalised"),
         (["--optim.accumulate", "0"], "--optim.accumulate must be at least 1, got 0"),
         (["--data.batch-size", "0"], "--data.batch-size must be at least 1, got 0"),
@@ -61,14 +64,30 @@ def test_every_recipe_is_valid_and_survives_json(recipe: str) -> None:
         (["--run.seed", "-1"], "--run.seed must be .*got -1"),
         (["--model.ema", "1"], r"--model.ema must be in \(0, 1\), got 1"),
         (["--run.evaluate"], "--model.weights must be given with --run.evaluate"),
-        (["--run.resume"], "--run.output must be"),
+        (["--resume"], "--run.output must be the folder to go on in, with --resume, got None"),
         (["--run.output", ""], "--run.output must be a folder of its own"),
-        (["--run.resume", "--run.output", "x", "--resident"], "--run.resident must be off with --run.resume"),
+        (["--resume", "--run.output", "x", "--resident"], "--run.resident must be off with --resume"),
     ],
 )
 def test_unusable_values_name_option_and_value(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(parse(arguments))
+
+
+def test_a_path_without_the_name_of_its_data_is_answered_with_how_to_give_it() -> None:
+    message = (
+        "--data.path must be left out for digits, the default of --data, got /mine: give the folder as --data /mine,"
+    )
+    with pytest.raises(ValueError, match=message):
+        check(parse_small(["--data.path", "/mine"]))
+    check(parse_small(["--data", "cifar10", "--data.path", "/mine"]))
+
+
+@pytest.mark.parametrize("read", [parse, parse_small])
+def test_what_is_changed_most_has_a_short_name(read: Callable[[list[str]], Config]) -> None:
+    config = read("--epochs 3 --lr 0.5 --batch-size 7 --seed 9 --output there".split())
+    assert (config.optim.epochs, config.optim.lr, config.data.batch_size) == (3, 0.5, 7)
+    assert (config.run.seed, config.run.output) == (9, Path("there"))
 
 
 def test_a_run_is_continued_only_with_settings_that_change_nothing() -> None:
@@ -114,6 +133,41 @@ def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
     )
 
 
+@pytest.mark.parametrize(
+    ("processes", "given", "batch_size"),
+    [("4", [], 8), ("1", [], 32), (None, [], 32), ("3", [], 16), ("4", ["--batch-size", "5"], 5), ("x", [], 16)],
+)
+def test_on_another_number_of_processes_a_step_keeps_its_images_where_they_can_be_shared_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str | None, given: list[str], batch_size: int
+) -> None:
+    first = parse(["/data", "--batch-size", "16"])
+    (tmp_path / "config.json").write_text(json.dumps({**first.plain(), "resolved": {"world_size": 2}}))
+    if processes is not None:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", processes)
+    assert parse(["--output", str(tmp_path), "--resume", *given]).data.batch_size == batch_size
+
+
+def test_weights_to_evaluate_bring_the_data_of_their_run_where_none_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "model.pt"
+    evaluation = ["--evaluate", "--model.weights", str(weights)]
+    first = parse(["/mine", "--recipe", "scratch", "--data.size", "96"])
+    (tmp_path / "config.json").write_text(json.dumps(first.plain()))
+    assert parse(evaluation).data.path is None  # there is no such file: of torchvision, perhaps
+    weights.touch()
+    assert parse(evaluation).data.path == Path("/mine") and parse(evaluation).data.size == 96
+    assert parse(["/other", *evaluation]).data.path == Path("/other")
+
+    first = parse_small("--data cifar10 --data.path /there --data.mean 0 0 0 --data.std 1 1 1".split())
+    (tmp_path / "config.json").write_text(json.dumps(first.plain()))
+    data = parse_small(evaluation).data
+    assert (data.name, data.path, data.std) == ("cifar10", Path("/there"), (1.0, 1.0, 1.0))
+    data = parse_small(["--data", "/other", *evaluation]).data
+    assert (data.name, data.path, data.std) == ("/other", None, (1.0, 1.0, 1.0))
+
+
 def test_a_run_is_not_resumed_with_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     again = ["--resume", "--run.output", str(tmp_path)]
     (tmp_path / "config.json").write_text(json.dumps(parse(["/data", "--recipe", "scratch"]).plain()))
@@ -146,6 +200,21 @@ def test_the_help_says_whose_defaults_it_shows(
         parse_small([*given, "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert stopped.value.code == 0 and said in text and f"(default: {shown})" in text
+
+
+@pytest.mark.parametrize("read", [parse, parse_small])
+def test_texts_of_the_help_are_broken_only_where_the_next_word_is_too_long(
+    read: Callable[[list[str]], Config], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    with pytest.raises(SystemExit):
+        read(["--help"])
+    # Texts are set in; what is not, an option or the edge of a box, ends one.
+    shown = capsys.readouterr().out.splitlines()
+    lines = [line[8:-2].rstrip() if line[1:8].isspace() else "" for line in shown]
+    breaks = [pair for pair in itertools.pairwise(lines) if all(pair)]
+    assert len(breaks) > 15
+    assert [(one, two) for one, two in breaks if len(f"{one} {two.split()[0]}") <= 90 - 8 - 2] == []
 
 
 @pytest.mark.parametrize("trainer", ["imagenet", "small_images"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from learners import CPU, saved_run, settings
+from torch import nn
 
 from fastmoll.train.engine import Learner
 from fastmoll.weights import build_model, head_name, load_weights
@@ -55,7 +56,10 @@ def test_a_file_of_weights_is_loaded_as_it_is(tmp_path: Path) -> None:
 TRUNCATED = object()
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.", "net.", "model._orig_mod."],
+)
 @pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict"])
 def test_weights_are_found_where_other_scripts_put_them(tmp_path: Path, key: str, prefix: str) -> None:
     theirs, ours = build_model("squeezenet1_1", 3, 64), build_model("squeezenet1_1", 3, 64)
@@ -63,6 +67,18 @@ def test_weights_are_found_where_other_scripts_put_them(tmp_path: Path, key: str
     torch.save({"epoch": 3, key: state}, tmp_path / "w.pt")
     load_weights(ours, "squeezenet1_1", str(tmp_path / "w.pt"), exact=True)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_network_with_the_names_of_a_wrapper_keeps_them(tmp_path: Path) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(2, 3)
+
+    theirs, ours = Whole(), Whole()
+    torch.save(theirs.state_dict(), tmp_path / "w.pt")
+    load_weights(ours, "mine", str(tmp_path / "w.pt"), exact=True)
+    assert torch.equal(ours.model.weight, theirs.model.weight)
 
 
 def test_a_head_for_other_classes_is_left_fresh_and_said_so(tmp_path: Path) -> None:

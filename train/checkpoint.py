@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from fastmoll.output import replacing
 from fastmoll.train.config import difference
+from fastmoll.train.logs import counted
 from fastmoll.weights import FORMAT, read_file
 
 
@@ -43,13 +45,7 @@ def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: 
         raise ValueError(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
     if content["config"]["model"]["name"] != config["model"]["name"]:
         raise ValueError(f"{path} is of model {content['config']['model']['name']}, not of {config['model']['name']}")
-    if content["classes"] != classes:
-        theirs, ours = content["classes"], classes
-        other = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
-        raise ValueError(
-            f"{path} is of another data set: {len(theirs)} classes there and {len(ours)} here"
-            + (f", the first difference is {other[0]!r} against {other[1]!r}" if other else "")
-        )
+    check_same(str(path), content["classes"], classes)
     if content["world_size"] != world_size:
         # The schedule counts steps, so that one must have as many images as before.
         before, now = content["config"]["data"]["batch_size"], config["data"]["batch_size"]
@@ -57,14 +53,34 @@ def load(path: Path, *, config: dict[str, Any], classes: list[str], world_size: 
         if now * world_size != images:
             wanted = f"is {images // world_size}" if images % world_size == 0 else f"times their number is {images}"
             raise ValueError(
-                f"{path} is of {content['world_size']} processes with {before} images a batch each: {world_size} can "
-                f"go on where --data.batch-size {wanted}, got {now}"
+                f"{path} is of {counted(content['world_size'], 'process', 'processes')} with batches of "
+                f"{counted(before, 'image')}: {world_size} can go on where --data.batch-size {wanted}, got {now}"
             )
         config = {**config, "data": {**config["data"], "batch_size": before}}
     changed = difference(content["config"], config)
     if changed:
         raise ValueError(f"{path} is of a run with other settings: {changed}")
     return content
+
+
+def check_same(file: str, theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Refuse data of other classes than those of the run that a file is of, by name and order.
+
+    Args:
+        file: The file, as messages name it.
+        theirs: Class names of that run's data.
+        ours: Class names of the data here.
+
+    Raises:
+        ValueError: the first difference.
+    """
+    if list(theirs) == list(ours):
+        return
+    other = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), None)
+    raise ValueError(
+        f"{file} is of another data set: {len(theirs)} classes there and {len(ours)} here"
+        + (f", the first difference is {other[0]!r} against {other[1]!r}" if other else "")
+    )
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:

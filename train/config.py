@@ -7,13 +7,15 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from fastmoll.train.settings import (
     Config,
@@ -88,7 +90,7 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
     if saved is not None:
         default = RECIPES[config.recipe]
         with suppress(LookupError, ValueError, TypeError):
-            data = replace(default.data, size=int(saved["data"]["size"]))
+            data = replace(default.data, size=int(saved["data"]["size"]), path=_path(saved["data"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
             config = _parse(argv, replace(default, data=data, model=model))
     return _going_on(argv, config, None if recipe is None else f"--recipe {recipe}")
@@ -108,8 +110,11 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
         with suppress(LookupError, ValueError, TypeError):
             mean, std = (saved["data"][key] for key in ("mean", "std"))
             default = with_standardisation(default, [float(x) for x in mean], [float(x) for x in std])
+            data = default.data
+            if name is None:  # else the run's path would be that of other data
+                data = replace(data, name=str(saved["data"]["name"]), path=_path(saved["data"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
-            config = _parse(argv, replace(default, model=model))
+            config = _parse(argv, replace(default, data=data, model=model))
     return _going_on(argv, config, None if name is None else f"--data {name}")
 
 
@@ -136,11 +141,22 @@ def _going_on(argv: Sequence[str] | None, config: Kind, asked: str | None) -> Ki
         restored: Kind = _restored(config, saved)
         if asked is not None and _recipe(restored) != _recipe(config):
             raise ValueError(f"that run's recipe is {_recipe(restored)}, not that of {asked}")
+        restored = _shared_out(restored, saved)
     except (ValueError, AttributeError) as error:
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"error: --run.output: {path} does not fit: {error}\n")
         raise SystemExit(2) from error
     return _parse(argv, restored)
+
+
+def _shared_out(restored: Kind, saved: dict[str, Any]) -> Kind:
+    """Settings of a run, on another number of processes with as many images a step, where that number divides them."""
+    before = saved["resolved"].get("world_size") if isinstance(saved.get("resolved"), dict) else None
+    given = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else "1"  # without a rank it is one process alone
+    if type(before) is not int or not given.isdecimal() or int(given) == 0:
+        return restored
+    share, rest = divmod(restored.data.batch_size * before, int(given))
+    return restored if rest else replace(restored, data=replace(restored.data, batch_size=share))
 
 
 def _recipe(config: Config) -> str:
@@ -179,10 +195,17 @@ def _look_for(argv: Sequence[str] | None, *options: str) -> str | None:
 
 
 def _trained(config: Config) -> dict[str, Any] | None:
-    """Where only weights are evaluated, the settings of the run in whose folder they lie: they bring their network."""
-    if not config.run.evaluate or config.model.weights is None:
+    """Where only weights are evaluated, the settings of the run in whose folder they lie.
+
+    They bring their network, and data where none are given.
+    """
+    if not config.run.evaluate or config.model.weights is None or not Path(config.model.weights).is_file():
         return None
     return _read(Path(config.model.weights).parent / "config.json")
+
+
+def _path(data: dict[str, Any]) -> Path | None:
+    return None if data.get("path") is None else Path(str(data["path"]))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -194,6 +217,33 @@ def _read(path: Path) -> dict[str, Any] | None:
     return saved if isinstance(saved, dict) else None
 
 
+_REGISTRY = ConstructorRegistry()
+_reading: list[type] = []
+
+
+@_REGISTRY.struct_rule
+def _flowing(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """The rule of tyro itself for the settings, but with the lines of each help text joined.
+
+    tyro keeps a line break before an indented line, which in a docstring is every line but the first.
+    """
+    if _reading or not is_dataclass(info.type):
+        return None
+    _reading.append(info.type)  # so that what is asked next is the rule of tyro, not this one again
+    try:
+        spec = ConstructorRegistry.get_struct_spec(info)
+    finally:
+        _reading.pop()
+    if not isinstance(spec, StructConstructorSpec):
+        return None
+    return replace(spec, fields=tuple(replace(x, helptext=partial(_joined, x.helptext)) for x in spec.fields))
+
+
+def _joined(text: str | Callable[[], str | None] | None) -> str | None:
+    text = text() if callable(text) else text
+    return None if text is None else " ".join(text.split())
+
+
 def _parse(argv: Sequence[str] | None, default: Kind, hint: str = "") -> Kind:
     text = "Train and evaluate a classifier on mollified images. Start it with python or with torchrun."
     return tyro.cli(
@@ -202,6 +252,7 @@ def _parse(argv: Sequence[str] | None, default: Kind, hint: str = "") -> Kind:
         prog="imagenet.py" if isinstance(default, ImageNetConfig) else "small_images.py",
         description=f"{text} {hint}".rstrip(),
         default=default,
+        registry=_REGISTRY,
         # Under torchrun every process reads the same command line: one message is enough.
         console_outputs=os.environ.get("RANK", "0") == "0",
     )
@@ -232,6 +283,11 @@ def check(config: Config) -> None:
         _require(number is None or number >= 1, name, number, "at least 1")
     if isinstance(config, SmallConfig):
         _require(config.data.name != "", "data.name", "''", "a name or a path")
+        if config.data.name == SmallDataConfig.name and config.data.path is not None:
+            raise ValueError(
+                f"--data.path must be left out for digits, the default of --data, got {config.data.path}: give the "
+                f"folder as --data {config.data.path}, or the name of what is in it as well, --data cifar10"
+            )
     if isinstance(config, SmallConfig) and (config.data.mean is None) != (config.data.std is None):
         given = f"{config.data.mean} and {config.data.std}"
         raise ValueError(f"--data.mean and --data.std belong together, got {given}")
@@ -254,8 +310,10 @@ def check(config: Config) -> None:
         0 <= optim.warmup_epochs <= optim.epochs, "optim.warmup-epochs", optim.warmup_epochs, f"in [0, {optim.epochs}]"
     )
     _require(not optim.nesterov or optim.momentum > 0, "optim.momentum", optim.momentum, "positive with Nesterov")
+    missing = ["--mollify"] * (not mollify.enabled) + ["--mollify.draws 2 or more"] * (mollify.draws == 1)
     of_draws = optim.loss in ("log_mean", "corrected")
-    _require(not of_draws or config.draws > 1, "optim.loss", optim.loss, "another with one draw of an image")
+    given = f"{optim.loss}, which needs {' and '.join(missing)}"
+    _require(not (of_draws and missing), "optim.loss", given, "another with one draw of an image")
     tempered = mollify.enabled and mollify.kind == "temper"
     _require(optim.loss != "normalised" or not tempered, "optim.loss", optim.loss, "another with --mollify.kind temper")
     _require(model.ema is None or 0 < model.ema < 1, "model.ema", model.ema, "in (0, 1)")
@@ -264,9 +322,9 @@ def check(config: Config) -> None:
     _require(not (run.evaluate and model.weights is None), "model.weights", None, "given with --run.evaluate")
     # An empty path is the current folder for Python; that one is not a run's, be it meant or an unset variable.
     _require(run.output != Path(), "run.output", run.output, "a folder of its own")
-    _require(not (run.resume and run.output is None), "run.output", None, "the folder to go on in, with --run.resume")
-    _require(not (run.resume and run.resident), "run.resident", True, "off with --run.resume")
-    _require(not (run.resume and run.evaluate), "run.evaluate", True, "off with --run.resume")
+    _require(not (run.resume and run.output is None), "run.output", None, "the folder to go on in, with --resume")
+    _require(not (run.resume and run.resident), "run.resident", True, "off with --resume")
+    _require(not (run.resume and run.evaluate), "run.evaluate", True, "off with --resume")
 
 
 def with_data(config: ImageNetConfig, path: Path) -> ImageNetConfig:

@@ -119,10 +119,14 @@ class Learner:
         return learning_rate(self.step, self.steps_per_epoch, self._config.optim, self.images_per_step)
 
     @property
+    def total(self) -> int:
+        """Number of steps of the schedule."""
+        return self._config.optim.epochs * self.steps_per_epoch
+
+    @property
     def last(self) -> int:
         """Number of steps at which this run ends."""
-        total = self._config.optim.epochs * self.steps_per_epoch
-        return min(total, self._config.run.max_steps or total)
+        return min(self.total, self._config.run.max_steps or self.total)
 
     def batches_left(self) -> int:
         """Batches of the running epoch that are still to come."""

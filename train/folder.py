@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,7 +23,22 @@ def look_for_run(output: Path, wanted: bool) -> bool:
     if wanted and found:
         return True
     if (output / "result.json").exists():
+        step = _stopped(output) if found else None
+        if step is not None:
+            raise ValueError(
+                f"--run.output: {output} holds a run that stopped after {step}; --resume with more steps goes on, or "
+                "choose another folder"
+            )
         raise ValueError(f"--run.output: {output} holds a finished run; choose another folder")
     if not wanted and (found or (output / "log.jsonl").exists()):
-        raise ValueError(f"--run.output: {output} holds an unfinished run; pass --run.resume or choose another folder")
+        raise ValueError(f"--run.output: {output} holds an unfinished run; pass --resume or choose another folder")
     return False
+
+
+def _stopped(output: Path) -> str | None:
+    """The step that a run was stopped after by ``--run.max-steps``, and of how many; None where it came to its end."""
+    with suppress(OSError, LookupError, ValueError, TypeError):
+        config, result = (json.loads((output / f"{name}.json").read_bytes()) for name in ("config", "result"))
+        done, total = int(result["steps"]), int(config["optim"]["epochs"] * config["resolved"]["steps_per_epoch"])
+        return f"step {done} of {total}" if done < total else None
+    return None

@@ -151,6 +151,17 @@ class Log:
             self._board.close()
 
 
+def counted(number: int, one: str, more: str | None = None) -> str:
+    """A number and what it is of: ``1 step``, ``2 steps``.
+
+    Args:
+        number: How many.
+        one: The noun.
+        more: Its plural; by default with an s.
+    """
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
+
+
 def table(title: str, results: Mapping[str, float]) -> str:
     """Results as a table for reading."""
     rows = [

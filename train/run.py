@@ -20,11 +20,12 @@ import fastmoll
 from fastmoll.distributed import Process, Stop, together
 from fastmoll.output import bar, lock, say, write_json
 from fastmoll.pipelines.small import NAMES
+from fastmoll.robustness.checkpoints import find_training
 from fastmoll.train import checkpoint
 from fastmoll.train.config import check, with_output
 from fastmoll.train.engine import Learner, evaluate, peak_rate
 from fastmoll.train.folder import look_for_run
-from fastmoll.train.logs import Log, Meter, table
+from fastmoll.train.logs import Log, Meter, counted, table
 from fastmoll.train.resident import ResidentLoader
 from fastmoll.train.settings import Config, Kind, SmallConfig
 from fastmoll.train.signals import stop_asked
@@ -82,8 +83,9 @@ def fit(
     images = learner.images_per_step
     say(
         process,
-        f"{config.optim.epochs} epochs of {learner.steps_per_epoch} steps of {images} images, learning rate "
-        f"{peak_rate(config.optim, images):g}; logs, checkpoints and results in {config.run.output}",
+        f"{counted(config.optim.epochs, 'epoch')} of {counted(learner.steps_per_epoch, 'step')} of "
+        f"{counted(images, 'image')}, learning rate {peak_rate(config.optim, images):g}; logs, checkpoints and "
+        f"results in {config.run.output}",
     )
     with ExitStack() as stack:
         with process.agree():
@@ -179,12 +181,16 @@ def resume(config: Config, process: Process, learner: Learner, training: Loader)
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"{path} is damaged, or of another version ({reason})") from error
         if learner.step > learner.last or (learner.step == learner.last and (output / "result.json").exists()):
+            if learner.step >= learner.total:
+                raise ValueError(f"--run.output: {output} holds a finished run; choose another folder")
             raise ValueError(
-                f"--run.output: {output} holds a finished run: it has done {learner.step} steps and this one ends at "
-                f"{learner.last}; choose another folder, or a larger --run.max-steps where that was the end"
+                f"--run.output: {output} holds a run that has done {learner.step} of {counted(learner.total, 'step')}, "
+                f"and this one ends at {learner.last}; choose a larger --run.max-steps, or none, or another folder"
             )
     before, now = state["world_size"], process.world_size
-    others = "" if before == now else f", on {now} instead of {before} processes"
+    others = "" if before == now else f", on {counted(now, 'process', 'processes')} instead of {before}"
+    if others:
+        others += f", with batches of {counted(config.data.batch_size, 'image')}"
     say(process, f"resuming {path} after step {learner.step}{others}")
     backend = state["config"]["mollify"]["backend"]
     if config.mollify.enabled and backend != config.mollify.backend:
@@ -284,7 +290,7 @@ def train_epoch(
                 save_checkpoint(config, process, learner, batches)
     stop = stop or max(process.gather(asked()))
     if stop:
-        kept = "" if config.run.resident else "; --run.resume goes on there"
+        kept = "" if config.run.resident else "; --resume goes on there"
         if kept and not saving:
             save_checkpoint(config, process, learner, batches)
         say(process, f"stopped by {signal.Signals(stop).name} after step {learner.step}{kept}")
@@ -325,10 +331,25 @@ def finish(config: Config, process: Process, learner: Learner, meter: Meter, res
     write_json(output / "result.json", content)
     say(process, "\n" + table(f"Validation ({evaluated})", results))
     say(process, f"{output}: {', '.join(sorted(path.name for path in output.glob('[!.]*')))}")
+    if learner.step < learner.total:
+        more = "" if config.run.resident else f"; --output {output} --resume goes on"
+        say(process, f"stopped after step {learner.step} of {learner.total}{more}")
 
 
-def evaluate_only(config: Config, process: Process, validation: Loader, size: int) -> None:
-    """Evaluate ``model.weights`` on images of ``size`` pixels; print the figures as a table and as a line of JSON."""
+def evaluate_only(config: Config, process: Process, validation: Loader, *, source: str, size: int) -> None:
+    """Evaluate ``model.weights`` on images of ``size`` pixels from ``source``; print a table and a line of JSON."""
+    images, classes = validation.num_samples, validation.classes
+    say(
+        process,
+        f"{source}: {counted(images, 'validation image')}, {counted(len(classes), 'class', 'classes')}",
+    )
+    with process.agree():
+        path = Path(str(config.model.weights))
+        if process.main and path.is_file():
+            # Weights of others, and those of a run without its checkpoint, name no classes.
+            known = find_training(path, "--model.weights")[1]
+            if known is not None:
+                checkpoint.check_same(f"--model.weights: {path}", known, classes)
     model = make_model(config, process, len(validation.classes), size, load=True)
     with bar(validation, process, "validation", len(validation)) as progress:
         results = evaluate(model, progress, process, config, validation.num_samples)

@@ -24,7 +24,7 @@ def run(config: ImageNetConfig, process: Process) -> None:
                 config = with_data(config, sample_folder())
             validation = stack.enter_context(closing(make_loader(config, process, "val")))
         if config.run.evaluate:
-            evaluate_only(config, process, validation, config.data.size)
+            evaluate_only(config, process, validation, source=str(config.data.path), size=config.data.size)
             return
         training = stack.enter_context(closing(make_training(config, process, validation.classes)))
         source, size = str(config.data.path), config.data.size

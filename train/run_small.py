@@ -26,7 +26,7 @@ def run(config: SmallConfig, process: Process) -> None:
             with process.agree():
                 config = standardised(config, None)
                 validation = stack.enter_context(closing(make_loader(config, process, images, "val")))
-            evaluate_only(config, process, validation, size)
+            evaluate_only(config, process, validation, source=config.data.name, size=size)
             return
         with process.agree():
             training_images = read_small(config.data.name, "train", config.data.path)

@@ -13,7 +13,7 @@ import tyro
 class DataConfig:
     """Images."""
 
-    batch_size: int = 256
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 256
     """Images per process and per forward pass."""
     augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "fc"
     """Augmentation of the training images, joined by +: none, fc (flip, crop) or fcr (and rotation); then, if at all,
@@ -43,7 +43,7 @@ class FolderConfig(DataConfig):
 class SmallDataConfig(DataConfig):
     """Small images, kept on the device."""
 
-    batch_size: int = 128
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 128
     """Images per process and step; those that fill no step at an epoch's end are left out of it."""
     augment: Annotated[str, tyro.conf.arg(aliases=["--augment"])] = "fcr+trivial"
     """Augmentation of the training images, joined by +: none, fc (flip, crop) or fcr (and rotation); then, if at all,
@@ -111,9 +111,9 @@ class ModelConfig:
 class OptimConfig:
     """Stochastic gradient descent, cosine schedule."""
 
-    epochs: int = 10
+    epochs: Annotated[int, tyro.conf.arg(aliases=["--epochs"])] = 10
     """Passes over the training images."""
-    lr: float = 0.01
+    lr: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.01
     """Peak learning rate."""
     lr_batch: int | None = None
     """Images per step that lr is meant for: it is scaled linearly to the true number. None: lr is used as it is."""
@@ -137,23 +137,24 @@ class OptimConfig:
 class RunConfig:
     """The run: where, how, and how often it reports."""
 
-    output: Path | None = None
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
     """Folder of logs, checkpoints and results; None: runs/<recipe or data and network>-<date>-<time>."""
     resume: Annotated[bool, tyro.conf.arg(aliases=["--resume"])] = False
-    """Go on from output/checkpoint.pt; settings that are not given are those of that run."""
+    """Go on from output/checkpoint.pt, or start a run where there is none. Settings that are not given are those of
+    that run; on another number of processes, batch_size is such that a step has as many images."""
     evaluate: Annotated[bool, tyro.conf.arg(aliases=["--evaluate"])] = False
-    """Only evaluate model.weights on the validation images."""
+    """Only evaluate model.weights on the validation images; those of a run bring its data, network and image size."""
     resident: Annotated[bool, tyro.conf.arg(aliases=["--resident"])] = False
     """Train on one batch kept on the device, to measure the trainer without the loader; no checkpoints."""
     max_steps: int | None = None
-    """Stop after this many steps, the schedule unchanged; --run.resume with a larger number, or none, goes on."""
+    """Stop after this many steps, the schedule unchanged; --resume with a larger number, or none, goes on."""
     checkpoint_every: int = 1000
     """Steps between checkpoints, each with a line of the log; there is one before each validation too."""
     validate_every: int = 1
     """Epochs between validations; 0: only at the end."""
     log_every: int = 50
     """Steps between lines of the log."""
-    seed: int = 0
+    seed: Annotated[int, tyro.conf.arg(aliases=["--seed"])] = 0
     """Seed of weights, order of images, augmentations and mollification."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto: a GPU where there is one."""

@@ -296,7 +296,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
             f"{_OPTION}: {name} {reason} (others are the folder of a run, torchvision:NAME[:WEIGHTS], timm:NAME and "
             "python:FILE.py:FUNCTION)"
         )
-    config, classes = _trained(path)
+    config, classes = find_training(path)
     found: tuple[Callable[..., Any], ModuleType] | None = None
     try:
         if config:
@@ -348,17 +348,26 @@ def _file(name: str, net: str | None) -> Checkpoint:
     )
 
 
-def _trained(path: Path) -> tuple[Mapping[str, Any], list[str] | None]:
-    """Settings and class names of the run that a file is from; none for the files of others."""
+def find_training(path: Path, option: str = _OPTION) -> tuple[Mapping[str, Any], list[str] | None]:
+    """Settings and class names of the run that a file is from; none for the files of others.
+
+    Args:
+        path: The file. ``model.pt`` has its run's ``config.json`` and ``checkpoint.pt`` beside it; without the latter
+            its classes are unknown.
+        option: What the user gave the file by, for messages.
+
+    Raises:
+        ValueError: a damaged file.
+    """
     try:
         content = read_file(path)
     except ValueError as error:
-        whole = "a network that was saved whole is loaded by a function of yours: python:FILE.py:FUNCTION"
-        raise ValueError(f"{_OPTION}: {error}; {whole}") from error
+        whole = "; a network that was saved whole is loaded by a function of yours: python:FILE.py:FUNCTION"
+        raise ValueError(f"{option}: {error}{whole if option == _OPTION else ''}") from error
     if isinstance(content, dict) and content.get("format") == FORMAT:
         config, classes = content.get("config"), content.get("classes")
         if not isinstance(config, dict) or not isinstance(classes, list):
-            raise ValueError(f"{_OPTION}: {path} is a damaged checkpoint")
+            raise ValueError(f"{option}: {path} is a damaged checkpoint")
         return config, classes
     settings, beside = path.parent / "config.json", path.parent / "checkpoint.pt"
     if path.name != "model.pt" or not settings.is_file():
@@ -366,10 +375,10 @@ def _trained(path: Path) -> tuple[Mapping[str, Any], list[str] | None]:
     try:
         config = json.loads(settings.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{_OPTION}: {settings}, the settings of {path}, is damaged: {error}") from error
+        raise ValueError(f"{option}: {settings}, the settings of {path}, is damaged: {error}") from error
     if not isinstance(config, dict) or "model" not in config:
         return {}, None  # a file of somebody else's
-    return config, _trained(beside)[1] if beside.is_file() else None
+    return config, find_training(beside, option)[1] if beside.is_file() else None
 
 
 def _check_name(net: str, option: str) -> None:
