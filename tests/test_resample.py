@@ -69,7 +69,7 @@ def test_a_rotated_crop_is_sampled_once(height: int, width: int, angle: float) -
         out = np.full((height, width, 3), 77, np.uint8)
         rotate(crop, angle, out)
         difference = torch.from_numpy(out) - rotation(crop, angle, height, width)
-        assert difference.abs().max() < 0.53, crop.shape  # half a grey level, and places in float32
+        assert difference.abs().max() < 0.51, crop.shape  # half a grey level, and places in float32
 
 
 def test_nothing_around_the_result_is_touched() -> None:
