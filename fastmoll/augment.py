@@ -280,9 +280,12 @@ def check_augment(augment: Any, height: int, width: int) -> None:
         raise ValueError(f"augment must be for images of {height} x {width} pixels, got {augment!r}")
 
 
-def check_augmented(images: Tensor, batch: int, device: torch.device) -> Tensor:
-    """Return what a user's function gave for a batch, or raise ``ValueError`` unless it is uint8 ``(B, H, W, 3)``."""
-    check_tensor("augment(images, index, epoch)", images, (batch, None, None, 3), (torch.uint8,), device)
+def check_augmented(images: Tensor, batch: int, device: torch.device, size: int | None = None) -> Tensor:
+    """Return what a user's function gave for a batch, or raise ``ValueError`` unless it is uint8 ``(B, H, W, 3)``.
+
+    Images of a ``size`` must be that high and wide.
+    """
+    check_tensor("augment(images, index, epoch)", images, (batch, size, size, 3), (torch.uint8,), device)
     return images
 
 

@@ -16,8 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import IO
 
-from tqdm import tqdm
-
+from fastmoll.output import Bar
 from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.diagnose import Finding, diagnose
 from fastmoll.pipelines.files import SPLITS, list_folder
@@ -176,10 +175,7 @@ def run_check(
     reasons: Counter[tuple[str, str]] = Counter()
     with (
         contextlib.closing(check_files(paths, threads)) as findings,
-        # In a file or the log of a job, where it can't be redrawn, a line now and then is enough.
-        tqdm(
-            total=len(paths), unit=" files", dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 30
-        ) as bar,
+        Bar(total=len(paths), unit=" files", dynamic_ncols=True) as bar,
     ):
         for path, finding in zip(paths, findings, strict=True):
             bar.update()

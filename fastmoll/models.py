@@ -77,7 +77,7 @@ def create_model(
             if small and isinstance(model, ResNet):
                 _shrink_stem(model)
         else:
-            model = _from_timm(name, num_classes, image_size)
+            model = from_timm(name, num_classes, image_size)
         # On the meta device shapes are computed and nothing else: a network that can't take the images says so now.
         with torch.no_grad():
             trial = copy.deepcopy(model).eval().to("meta")
@@ -92,13 +92,25 @@ def check_model_name(name: str) -> None:
     if not isinstance(name, str):
         raise ValueError(f"name must be a string, got {name!r}")
     known = [*_NETWORKS, *_torchvision_names()]
-    if name in known or (installed("timm") and importlib.import_module("timm").is_model(name)):
+    if name in known:
         return
+    if is_timm(name):
+        names = importlib.import_module("timm.models").get_arch_pretrained_cfgs(name.partition(".")[0])
+        if "." not in name or name in names:
+            return
+        raise ValueError(f"name: timm has no {name!r}, only {', '.join(names) or 'the name without a tag'}")
     close = difflib.get_close_matches(name.lower().replace("-", "_"), known)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
     if not installed("timm"):
         hint += " (and those of timm, which is not installed)"
     raise ValueError(f"name: there is no classification model {name!r}; {hint}")
+
+
+def is_timm(name: str) -> bool:
+    """Whether `create_model` takes a network of that name from timm; of one with a tag, what is in front of that."""
+    if name in _NETWORKS or name in _torchvision_names() or not installed("timm"):
+        return False
+    return bool(importlib.import_module("timm").is_model(name))
 
 
 def _torchvision_names() -> list[str]:
@@ -109,8 +121,9 @@ def _torchvision_names() -> list[str]:
 def _from_torchvision(name: str, num_classes: int, image_size: int, fresh: bool) -> nn.Module:
     options: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
-        # Without the auxiliary classifiers every network is a plain function from images to logits.
-        options = {"aux_logits": False, "init_weights": fresh}
+        # Without the auxiliary classifiers every network is a plain function from images to logits. The weights that
+        # torchvision has for these two are for images in [-1, 1]; told to, they make them of standardised ones.
+        options = {"aux_logits": False, "init_weights": fresh, "transform_input": True}
     elif name.startswith("vit_"):
         options = {"image_size": image_size}
     elif name == "maxvit_t":
@@ -119,12 +132,13 @@ def _from_torchvision(name: str, num_classes: int, image_size: int, fresh: bool)
     return model
 
 
-def _from_timm(name: str, num_classes: int, image_size: int) -> nn.Module:
+def from_timm(name: str, num_classes: int, image_size: int, *, pretrained: bool = False) -> nn.Module:
+    """A network of timm, with random weights or with those that its name says; arguments as for `create_model`."""
     timm = importlib.import_module("timm")
-    # Only networks that are built for one size take it as an argument.
-    fixed = timm.get_pretrained_cfg(name).fixed_input_size
+    # Only networks that are built for one size take it as an argument. (Of old names of theirs timm says nothing.)
+    fixed = getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False)
     options = {"img_size": image_size} if fixed else {}
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes, **options)
+    model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
     return model
 
 

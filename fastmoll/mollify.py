@@ -17,7 +17,7 @@ from fastmoll.kernels.heat_blur import check_scales
 from fastmoll.kernels.mix import MIXES, Mix, draw_mix, partners
 from fastmoll.kernels.philox import EPOCH_BITS, check_key
 from fastmoll.kernels.soft_labels import KINDS, SoftLabels
-from fastmoll.mollify_batch import formula_of, layout_of, mollify_batch
+from fastmoll.mollify_batch import check_batch, formula_of, layout_of, mollify_batch
 from fastmoll.mollify_operator import mollify_operator, register
 from fastmoll.schedules import Table, beta_quantiles, quantiles_of
 
@@ -295,6 +295,8 @@ class Mollify(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | SoftLabels]:
         """What a compiler sees: one operator, which calls :func:`mollify_batch` with this module."""
+        if images.is_meta and not torch.compiler.is_compiling():  # for which the operator calls nothing
+            check_batch(self, images, labels, index, epoch)
         result = mollify_operator(
             images,
             labels,

@@ -77,7 +77,10 @@ def mollify_batch(
     Raises:
         ValueError: as ``forward`` and ``from_pixels``.
     """
-    index, epoch = _check(settings, images, labels, index, epoch, seen)
+    epoch = check_batch(settings, images, labels, index, epoch)
+    if index is None:
+        assert seen is not None  # one of them is always given
+        index = _number(len(images), seen)
     images, labels = images.as_subclass(Tensor), labels.as_subclass(Tensor)
     dtype, device = images.dtype if pixels is None else pixels["dtype"], images.device
     height, width = images.shape[2:] if pixels is None else images.shape[1:3]
@@ -124,13 +127,15 @@ def formula_of(kind: str) -> str:
     return "smooth" if kind == "none" else kind
 
 
-def _check(
-    settings: Settings, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int | Tensor, seen: Tensor | None
-) -> tuple[Tensor, int]:
-    """Check what comes with the images; returns their sample ids and the epoch."""
+def check_batch(settings: Settings, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int | Tensor) -> int:
+    """Check what comes with the images; returns the epoch.
+
+    Raises:
+        ValueError: as ``Mollify.forward``.
+    """
     batch = len(images)
     for name, value in (("labels", labels), ("index", index)):
-        if isinstance(value, Tensor) and value.is_meta:
+        if isinstance(value, Tensor) and value.is_meta and not images.is_meta:
             raise ValueError(f"{name} must hold values beside images on {images.device}, got a tensor on meta")
     if settings.targets == "short":
         check_tensor("labels", labels, (batch,), (torch.int64,), None)
@@ -138,12 +143,9 @@ def _check(
     if not (isinstance(labels, Tensor) and labels.is_cuda):
         check_labels(labels, settings.num_classes, batch, None)
     epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS // settings.draws)
-    if index is None:
-        assert seen is not None  # one of them is always given
-        return _number(batch, seen), epoch
-    if not (isinstance(index, Tensor) and index.is_cuda):
+    if index is not None and not (isinstance(index, Tensor) and index.is_cuda):
         check_key(settings.seed, epoch, index, batch)
-    return index, epoch
+    return epoch
 
 
 def _number(batch: int, seen: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from tqdm import tqdm
 
-from fastmoll.distributed import Process
+if TYPE_CHECKING:
+    from fastmoll.distributed import Process
 
 T = TypeVar("T")
 
@@ -106,6 +107,23 @@ class Bar(tqdm):  # type: ignore[type-arg]
         if sys.stderr.isatty() or now - self._shown >= _SELDOM:
             Bar._shown = now
             super().refresh(*args, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if sys.stderr.isatty():
+            return super().display(msg, pos)
+        if msg is None:  # and not the empty one that takes a bar away
+            self.fp.write(f"{self}\n")
+        return None
+
+    def clear(self, *args: Any, **options: Any) -> None:
+        if sys.stderr.isatty():
+            super().clear(*args, **options)
+
+    def close(self) -> None:
+        if self.leave and not self.disable and not sys.stderr.isatty():
+            self.leave = False  # which would end its last line once more
+            self.display()
+        super().close()
 
 
 def bar(items: Iterable[T], process: Process, description: str, total: int, done: int = 0) -> tqdm[T]:

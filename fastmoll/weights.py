@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path, PosixPath
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchvision import models
 
-from fastmoll.models import create_model
+from fastmoll.models import create_model, from_timm, is_timm
 
 FORMAT: Final = 1
 """Of the trainers' checkpoints, their ``"format"``."""
@@ -91,6 +92,7 @@ def load_weights(
     name: str,
     weights: str,
     *,
+    size: int | None = None,
     exact: bool = False,
     option: str = "--model.weights",
     instead: str = "give a file, or None for random weights",
@@ -100,8 +102,11 @@ def load_weights(
     Args:
         model: Network from `build_model`.
         name: Its name.
-        weights: Name of weights of torchvision (``IMAGENET1K_V1``), or a file: a state dict, or a checkpoint of this
-            trainer (its average is taken where it has one).
+        weights: Name of weights of torchvision (``IMAGENET1K_V1``) or, for a network of timm, of timm: a tag, or
+            ``timm`` for those of the tag in ``name`` or for its default; or a file: a state dict, or a checkpoint of
+            this trainer (its average is taken where it has one).
+        size: Height and width of the images it was built for, pixels, to which timm fits positional embeddings;
+            without it, names of timm are not known.
         exact: Refuse a head for another number of classes, as `fastmoll evaluate` must. Otherwise the model keeps its
             own head then.
         option: What the user gave ``weights`` by, for messages.
@@ -114,6 +119,9 @@ def load_weights(
         HeadError: with ``exact``, weights whose head alone doesn't fit.
         ValueError: unknown name, unreadable file, checkpoint of another model, or tensors that don't fit (named).
     """
+    of_timm = timm_offers(name)
+    if size is not None and weights in of_timm:
+        return _load_timm(model, of_timm[weights], size, exact, option, instead)
     state, source = _find(name, weights, option, instead)
     own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     for prefix in _ATTRIBUTES:
@@ -159,6 +167,39 @@ def head_name(model: nn.Module) -> str:
     return names[-1] if names else ""
 
 
+def timm_offers(name: str) -> dict[str, Any]:
+    """What timm says (its ``PretrainedCfg``) of each of its weights for a network, by what `load_weights` calls them.
+
+    They are called by their tags; ``timm`` are those that are meant by ``name``. For others' networks there are none.
+    """
+    if not is_timm(name):
+        return {}
+    network, _, tag = name.partition(".")
+    every = importlib.import_module("timm.models").get_arch_pretrained_cfgs(network)
+    usual = every.get(name) if tag else importlib.import_module("timm").get_pretrained_cfg(network)
+    offers = {"timm": usual, **{key.removeprefix(f"{network}."): facts for key, facts in every.items()}}
+    return {key: facts for key, facts in offers.items() if facts is not None and facts.has_weights}
+
+
+def _load_timm(model: Any, facts: Any, size: int, exact: bool, option: str, instead: str) -> str:
+    """`load_weights` for those of timm that ``facts`` are about."""
+    source = f"{facts.architecture}.{facts.tag}" if facts.tag else facts.architecture
+    outputs = model.num_classes
+    if exact and outputs != facts.num_classes:
+        message = f"{option}: timm's {source} does not fit: it has {facts.num_classes} outputs there and {outputs} here"
+        raise HeadError(message, facts.num_classes)
+    try:
+        trained = from_timm(source, outputs, size, pretrained=True)
+    except Exception as error:  # the hub's errors are of many types, and none says what was asked for
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{option}: timm's {source} can't be loaded ({reason}); {instead}") from error
+    model.load_state_dict(trained.state_dict())
+    if outputs == facts.num_classes:
+        return f"weights from timm's {source}"
+    theirs = f"that one is for {facts.num_classes} classes" if facts.num_classes else "there is none"
+    return f"weights from timm's {source}, but a fresh head: {theirs}"
+
+
 def _find(name: str, weights: str, option: str, instead: str) -> tuple[dict[str, Tensor], str]:
     in_torchvision = name in models.list_models(module=models)
     known = {item.name: item for item in models.get_model_weights(name)} if in_torchvision else {}
@@ -172,8 +213,12 @@ def _find(name: str, weights: str, option: str, instead: str) -> tuple[dict[str,
         return downloaded, f"torchvision's {name} {weights}"
     path = Path(weights)
     if not path.is_file():
-        offers = ", ".join(known) or "none"
-        raise ValueError(f"{option}: {weights!r} is no file; weights that torchvision has for {name}: {offers}")
+        owner, offers = ("timm", [*timm_offers(name)]) if is_timm(name) else ("torchvision", [*known])
+        hint = f"; timm's own are those of networks of timm, --model.name {name}.TAG" if weights == "timm" else ""
+        raise ValueError(
+            f"{option}: {weights!r} is no file; weights that {owner} has for {name}: {', '.join(offers) or 'none'}"
+            + (hint if owner == "torchvision" else "")
+        )
     try:
         content = read_file(path)
     except ValueError as error:

@@ -74,13 +74,19 @@ def frost_textures() -> tuple[Tensor, ...]:
     return _made() if folder is None else _read(folder)
 
 
-def frost_source() -> str:
+def frost_source(*, used: bool = True) -> str:
     """``"published"`` if :func:`frost_textures` has the published pictures, otherwise ``"made"``.
+
+    Args:
+        used: whether any frost will be made; if not, the folder that is named is taken on trust.
 
     Raises:
         ValueError: as there.
     """
-    return "made" if _folder(os.environ.get(VARIABLE, "")) is None else "published"
+    named = os.environ.get(VARIABLE, "")
+    if named and not used:
+        return "published"
+    return "made" if _folder(named) is None else "published"
 
 
 @functools.cache

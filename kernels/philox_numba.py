@@ -15,7 +15,7 @@ import numpy as np
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.compiled_numba import fused as _fused
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): c4cf6327c901
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 3e38824db992
 
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)

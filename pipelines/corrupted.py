@@ -22,10 +22,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
-from fastmoll.pipelines.decoded import load_array, size_of
+from fastmoll.pipelines.decoded import image_size, load_array, size_of
 from fastmoll.pipelines.files import ImageFolder, scan_folder
 
 Kind = Literal["imagenet-c", "tinyimagenet-c", "cifar-c"]
@@ -313,19 +312,6 @@ def _check_classes(root: Path, wanted: list[str], found: list[str]) -> None:
         raise ValueError(
             f"corrupted set {root} has its classes in another order: number {at} is {found[at]}, not {wanted[at]}"
         )
-
-
-def image_size(path: str) -> tuple[int, int]:
-    """Height and width, from the header.
-
-    Raises:
-        ValueError: No image, or none that can be opened.
-    """
-    try:
-        with Image.open(path) as image:
-            return image.height, image.width
-    except (OSError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} can't be read as an image: {error}") from error
 
 
 def _pixels(size: tuple[int, int]) -> str:

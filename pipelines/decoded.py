@@ -70,6 +70,19 @@ def load_array(path: Path) -> NDArray[Any]:
     return array
 
 
+def image_size(path: str) -> tuple[int, int]:
+    """Height and width, from the header.
+
+    Raises:
+        ValueError: No image, or none that can be opened.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.height, image.width
+    except (OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} can't be read as an image: {error}") from error
+
+
 def size_of(images: NDArray[np.uint8]) -> str:
     """Height and width of images ``(..., H, W, 3)``, for messages."""
     height, width = images.shape[-3:-1]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, math, pipeline_def, types
+from nvidia.dali.data_node import DataNode
 
 from fastmoll.kernels.checks import installed
 from fastmoll.pipelines import dali_policies
@@ -50,7 +51,7 @@ class GraphConfig:
         prefetch: Batches prepared ahead.
         hw_decoder_load: Share of a batch that the GPU's JPEG engine decodes, 0 to 1 (no effect without one).
         preallocate: ``(width, height)`` the engine's buffers are made for at once, or None.
-        dali_augment: What to do, in training, after that: a function of a node of uint8 HWC images that gives another.
+        dali_augment: What to do, in training, after that: a function of a node of uint8 HWC images to one of the same.
         decoder: ``"mixed"``: a GPU decodes; ``"cpu"``: its CPU does, and everything after that is the GPU's.
     """
 
@@ -188,12 +189,46 @@ def _augment(encoded: Any, config: GraphConfig) -> Any:
         images = resample(images, config.size, angle) if config.compiled else _resample(images, config.size, angle)
     if policy:
         images = dali_policies.policy(policy, config.size)(images)
-    if config.dali_augment is None:
-        return images
+    return images if config.dali_augment is None else _by_user(images, config.dali_augment)
+
+
+def _by_user(images: Any, function: Callable[[Any], Any]) -> Any:
     try:
-        return config.dali_augment(images)
+        found = function(images)
     except Exception as error:  # whatever the user's function meets, in the words of whoever raised it
         raise ValueError(f"dali_augment: {type(error).__name__}: {error}") from error
+    if not isinstance(found, DataNode):
+        raise ValueError(f"dali_augment must give a node of the graph, got {found!r}")
+    return found
+
+
+@pipeline_def(enable_conditionals=True, batch_size=2, num_threads=1, exec_dynamic=True)  # type: ignore[untyped-decorator]
+def _trial(config: GraphConfig, function: Callable[[Any], Any]) -> Any:
+    black = np.zeros((config.size, config.size, 3), np.uint8)
+    images = fn.external_source(lambda: [black, black], layout="HWC")
+    return _by_user(images if config.device_id is None else images.gpu(), function)
+
+
+def _check_dali_augment(config: GraphConfig, function: Callable[[Any], Any]) -> None:
+    """Try the user's function on black images: in the graph its result says neither of what type nor how large it is.
+
+    Raises:
+        ValueError: it fails, or gives something else than what it gets.
+    """
+    trial = _trial(config, function, device_id=config.device_id)
+    trial.build()
+    try:
+        (found,) = trial.run()
+    except RuntimeError as error:
+        raise ValueError(f"dali_augment fails on black images: {error}") from error
+    dtype, layout, shapes = found.dtype, found.layout(), found.shape()
+    for shape in shapes:
+        if dtype != types.UINT8 or layout not in ("HWC", "") or shape != (config.size, config.size, 3):
+            hint = "" if dtype == types.UINT8 else "; fn.cast(images, dtype=types.UINT8) is for types"
+            raise ValueError(
+                f"dali_augment must give uint8 HWC images of {config.size} x {config.size} pixels, as it gets, got "
+                f"{dtype.name.lower()} {layout} of shape {shape}{hint}"
+            )
 
 
 @pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
@@ -258,6 +293,9 @@ def build(
     Returns:
         A built pipeline; ``run()`` gives images ``(batch, size, size, 3)``, sample ids int32 ``(batch, 1)`` and, where
         there are flips left to do, int32 ``(batch,)``.
+
+    Raises:
+        ValueError: ``dali_augment`` fails, or gives something else than what it gets.
     """
     # DALI reads the list while it builds. A list in a file builds four times faster than one of Python strings; a file
     # in memory is gone with this process, however that ends.
@@ -267,6 +305,8 @@ def build(
         file.writelines(os.fsencode(folder.paths[source.get(i, i)]) + b" %d\n" % i for i in samples)
         file.flush()
         with warnings.catch_warnings(record=True) as caught:
+            if config.train and config.dali_augment is not None:
+                _check_dali_augment(config, config.dali_augment)
             pipeline = _graph(
                 config,
                 str(folder.root),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +19,9 @@ from fastmoll.train.logs import Meter
 from fastmoll.train.settings import Config
 
 CPU = Process(0, 1, torch.device("cpu"))
+
+TIMM = "test_vit"
+"""A small network of timm for images of 160 pixels, in patches of 16, standardised by 0.5 and 0.5."""
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -56,3 +61,16 @@ def saved_run(path: Path, **changes: Any) -> dict[str, Any]:
     content = {"format": 1, "config": config, "classes": ["a", "b"], "world_size": 1, "learner": {}, "ranks": []}
     checkpoint.save({**content, **changes}, path)
     return {"config": config, "classes": ["a", "b"], "world_size": 1}
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, folder: Path) -> nn.Module:
+    """A network `TIMM` for 1,000 classes, whose weights timm then finds in a file, in the place of its hub."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(7)
+    model: nn.Module = timm.create_model(TIMM, num_classes=1000)
+    torch.save(model.state_dict(), folder / "published.pt")
+    registry = importlib.import_module("timm.models._registry")._model_pretrained_cfgs
+    for name in (TIMM, f"{TIMM}.r160_in1k"):
+        here = dataclasses.replace(registry[name], file=str(folder / "published.pt"), hf_hub_id=None)
+        monkeypatch.setitem(registry, name, here)
+    return model

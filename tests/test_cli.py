@@ -62,7 +62,7 @@ def test_help_names_every_option(arguments, words, capsys):
         (["chec"], "'chec'"),
         (["check"], "DATA"),
         (["check", ".", "--threads", "many"], "'many'"),
-        (["check", ".", "--thread", "2"], "--thread"),
+        (["check", ".", "--thread", "2"], "unrecognized arguments: --thread 2 (see fastmoll check --help)"),
         (["preview", "x.png"], "-o/--output"),
         (["preview", "x.png", "-o", "y.png", "--temperatures", "warm"], "'warm'"),
     ],

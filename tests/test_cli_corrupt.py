@@ -229,6 +229,12 @@ def test_bad_input_is_named_before_anything_is_written(tmp_path: Path) -> None:
     refused("has the class 'b/c', which can't be a folder", slashed, out, layout="imagenet-c")
 
 
+def test_a_wrong_folder_of_frost_matters_to_frost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTMOLL_FROST", str(tmp_path / "nowhere"))
+    refused("FASTMOLL_FROST must be a folder", small(), tmp_path / "out", corruptions=["fog", "frost"])
+    assert write_corrupted(small(), tmp_path / "out", corruptions=["fog"]).corruptions == ("fog",)
+
+
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_text("mine")

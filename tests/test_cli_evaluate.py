@@ -196,7 +196,7 @@ def test_an_error_on_the_way_is_one_line_and_keeps_what_is_done(
         ({"--net": "resnet50"}, "--net: .* is of shufflenet_v2_x0_5, not of resnet50"),
         ({"--size": "32"}, "has images of 16 x 16 pixels, not 32 x 32"),
         ({"--out": "/proc/nowhere"}, "--out: /proc/nowhere can't be made"),
-        ({"--mean": ("0", "0", "0")}, "--mean and --std belong together"),
+        ({"--mean": ("0", "0", "0")}, "--std must be given, too: --mean and --std belong together"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(
@@ -211,13 +211,29 @@ def test_bad_input_is_one_line_before_any_work(
 
 def test_what_must_be_given_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path) -> None:
     shutil.copy(trained / "model.pt", tmp_path / "foreign.pt")
-    message = fails(capsys, tmp_path / "foreign.pt", "--net", "shufflenet_v2_x0_5", "--device", "cpu")
-    assert re.search(r"--data must be given: .*foreign.pt does not say what it was trained on", message)
+    foreign = [tmp_path / "foreign.pt", "--net", "shufflenet_v2_x0_5", "--device", "cpu"]
+    for given, also in (([], "--size, --mean, --std"), (["--mean", 0, 0, 0, "--std", 1, 1, 1], "--size")):
+        message = fails(capsys, *foreign, *given)
+        expected = rf"--data must be given: .*foreign.pt does not say what it was trained on \(and {also}, as far as"
+        assert re.search(expected, message)
+    weights = ["torchvision:resnet18", "--device", "cpu"]
+    assert fails(capsys, *weights).endswith("IMAGENET1K_V1 does not say what it was trained on")
     assert "CHECKPOINT must be given" in fails(capsys, "--data", "digits", "--corrupted", "generated")
     assert "--rescore needs nothing but its folder, got CHECKPOINT" in fails(capsys, "x.pt", "--rescore", tmp_path)
     assert "holds no evaluation" in fails(capsys, "--rescore", tmp_path)
     message = fails(capsys, "--rescore", tmp_path, "--out", tmp_path, "--corrupted", "generated")
     assert "--rescore needs nothing but its folder, got --corrupted, --out" in message
+
+
+def test_a_wrong_folder_of_frost_matters_to_frost_alone(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTMOLL_FROST", str(tmp_path / "nowhere"))
+    arguments = [trained / "model.pt", "--data", data, "--out", tmp_path / "out", "--device", "cpu"]
+    arguments += ["--severities", 1, "--corruptions", "fog"]
+    assert "FASTMOLL_FROST must be a folder" in fails(capsys, *arguments, "frost")
+    assert not (tmp_path / "out" / "cells").exists()
+    assert run(*arguments) == 0 and sorted(cells(tmp_path / "out")) == ["clean", "fog-1"]
 
 
 def test_a_corrupted_set_that_is_not_whole_or_of_other_data_is_refused(

@@ -264,12 +264,69 @@ def test_a_policy_changes_images_and_a_base_without_one_keeps_the_crop(tree: Pat
     assert not np.array_equal(batch(tree, config(f"{augment}+auto"))[0], plain)
 
 
+def invert(images: Any) -> Any:
+    return fn.cast(255 - images, dtype=types.UINT8)
+
+
 def test_a_function_of_the_graph_comes_last(tree: Path) -> None:
     plain = batch(tree, config("none"))[0]
-    inverted = batch(tree, config("none", dali_augment=lambda images: 255 - images))[0]
+    inverted = batch(tree, config("none", dali_augment=invert))[0]
     assert np.array_equal(inverted, 255 - plain)
-    evaluation = dataclasses.replace(config("fc", dali_augment=lambda images: 255 - images), train=False)
+    evaluation = dataclasses.replace(config("fc", dali_augment=invert), train=False)
     assert sorted(batch(tree, evaluation)[0].sum((1, 2, 3))) == sorted(plain.sum((1, 2, 3)))
+
+
+def taller(images: Any) -> Any:
+    return fn.resize(images, size=[65, 64])
+
+
+def any_size(images: Any) -> Any:
+    return fn.resize(images, size=fn.random.uniform(range=[8, 60]))
+
+
+def negative(images: Any) -> Any:
+    return 255 - images
+
+
+def channels_first(images: Any) -> Any:
+    return fn.transpose(images, perm=[2, 0, 1])
+
+
+def grey(images: Any) -> Any:
+    return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+
+
+def flat(images: Any) -> Any:
+    return fn.reshape(images, shape=[64, -1])
+
+
+def no_node(images: Any) -> Any:
+    return [images]
+
+
+def failing(images: Any) -> Any:
+    return fn.crop(images, crop=(80, 80))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (taller, r"uint8 HWC images of 64 x 64 pixels, as it gets, got uint8 HWC of shape \(65, 64, 3\)$"),
+        (any_size, r"as it gets, got uint8 HWC of shape \(\d\d?, \d\d?, 3\)$"),
+        (negative, r"as it gets, got int32 HWC of shape \(64, 64, 3\); fn.cast\(images, dtype=types.UINT8\) "),
+        (channels_first, r"as it gets, got uint8 CHW of shape \(3, 64, 64\)$"),
+        (grey, r"as it gets, got uint8 HWC of shape \(64, 64, 1\)$"),
+        (flat, r"as it gets, got uint8 .*of shape \(64, 192\)$"),
+        (no_node, r"dali_augment must give a node of the graph, got \["),
+        (failing, r"dali_augment fails on black images: "),
+    ],
+)
+@pytest.mark.parametrize("standardise", [False, True])
+def test_a_function_of_the_graph_gives_what_it_gets(
+    tree: Path, standardise: bool, function: Callable[..., Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        batch(tree, config("fc", dali_augment=function, standardise=standardise))
 
 
 @pytest.mark.gpu

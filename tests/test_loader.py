@@ -101,10 +101,33 @@ def test_a_function_of_the_batch_augments_pixels(make_tree: Make) -> None:
         assert equal(stream(evaluated), stream(expected))
 
 
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda images, *_: images[:, 1:], r"have shape \(4, 16, 16, 3\), got \(4, 15, 16, 3\)"),
+        (lambda images, *_: images.permute(0, 3, 1, 2), r"have shape \(4, 16, 16, 3\), got \(4, 3, 16, 16\)"),
+        (lambda images, *_: images.float(), "be torch.uint8, got torch.float32"),
+        (lambda images, *_: None, "be a torch.Tensor, got NoneType"),
+    ],
+)
+def test_a_function_of_the_batch_gives_what_it_gets(make_tree: Make, function: Any, got: str) -> None:
+    with (
+        loader(make_tree(8), augment=function) as batches,
+        pytest.raises(ValueError, match=rf"augment\(images, index, epoch\) must {got}"),
+    ):
+        next(iter(batches))
+
+
+def invert_in_graph(images: Any) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.cast(255 - images, dtype=types.UINT8)
+
+
 def test_a_dali_function_augments_in_the_graph(make_tree: Make) -> None:
     tree = make_tree(8)
     options = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-    with loader(tree, **options) as plain, loader(tree, dali_augment=lambda x: 255 - x, **options) as inverted:
+    with loader(tree, **options) as plain, loader(tree, dali_augment=invert_in_graph, **options) as inverted:
         for (one, _, index), (other, _, same) in zip(plain, inverted, strict=True):
             assert torch.equal(index, same)
             torch.testing.assert_close(other, -one, atol=1e-5, rtol=0)

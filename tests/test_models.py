@@ -11,6 +11,7 @@ from torch import nn
 from torchvision.models import ResNet, list_models, resnet18
 
 from fastmoll.models import check_model_name, create_model
+from fastmoll.pipelines import MEAN, STD
 
 # Parameters for 10 and for 100 classes. Those of the preact-ResNets, DenseNet, ResNeXt and the Wide ResNet are what the
 # paper's code has; those of allconv10 and googlenet are, without 1,440 and 7,712 biases in front of batch norms.
@@ -181,6 +182,19 @@ def test_resnets_for_large_images_are_those_of_torchvision() -> None:
     assert small == shapes(on_meta("resnet18", image_size=224, small_stem=True)) != theirs
     assert small.keys() == theirs.keys() and [key for key in small if small[key] != theirs[key]] == ["conv1.weight"]
     assert count(on_meta("googlenet", image_size=224)) != count(on_meta("googlenet"))
+
+
+@pytest.mark.parametrize("name", ["inception_v3", "googlenet"])
+def test_networks_whose_published_weights_are_for_minus_1_to_1_see_such_images(name: str) -> None:
+    model = create_model(name, 10, 299, fresh=False).eval()
+    seen: list[torch.Tensor] = []
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    images = torch.rand(1, 3, 299, 299)
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    with torch.no_grad():
+        model((images - mean) / std)
+    torch.testing.assert_close(seen[0], 2 * images - 1, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_16", "swin_t", "maxvit_t", "inception_v3", "googlenet"])

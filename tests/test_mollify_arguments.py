@@ -122,6 +122,29 @@ def test_images_without_data_give_shapes_and_are_not_counted(device, mix):
     assert int(mollify.get_extra_state()) == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, r"labels must have shape \(2\), got \(3,\)"),
+        ({"labels": torch.zeros(3, dtype=torch.int64, device="meta")}, r"labels must have shape \(2\), got \(3,\)"),
+        ({"labels": torch.zeros(2, CLASSES + 1, device="meta")}, rf"labels must have shape \(2, {CLASSES}\)"),
+        ({"labels": torch.zeros(2, dtype=torch.int32, device="meta")}, "labels must be torch.int64, got torch.int32"),
+        ({"labels": torch.tensor([0, CLASSES])}, rf"labels must lie in \[0, {CLASSES}\), got {CLASSES} at position 1"),
+        ({"index": torch.arange(3, device="meta")}, r"index must have shape \(2\), got \(3,\)"),
+        ({"epoch": -1}, "epoch must be an integer in .* got -1"),
+    ],
+)
+@pytest.mark.parametrize("pixels", [False, True])
+def test_what_comes_with_images_without_data_is_checked_as_ever(pixels, arguments, message):
+    given = {"labels": torch.zeros(2, dtype=torch.int64, device="meta"), **arguments}
+    with pytest.raises(ValueError, match=message):
+        if pixels:
+            images = torch.empty(2, 4, 5, 3, dtype=torch.uint8, device="meta")
+            Mollify(CLASSES).from_pixels(images, mean=(0.5,) * 3, std=(0.2,) * 3, **given)
+        else:
+            Mollify(CLASSES)(torch.empty(2, 3, 4, 5, device="meta"), **given)
+
+
 def test_beta_without_quantiles_is_refused():
     with pytest.raises(ValueError, match="beta must be a distribution whose quantiles can be computed"):
         beta_quantiles(float("nan"), 1.0)

@@ -7,8 +7,10 @@ import ast
 import hashlib
 import importlib
 import os
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +92,37 @@ def test_another_line_alone_makes_numba_compile_anew(tmp_path):
     assert results == ["1\n", "2\n"]
 
 
-def test_without_a_folder_for_the_cache_functions_are_compiled_all_the_same(tmp_path, monkeypatch):
+def test_without_a_folder_for_the_cache_functions_are_compiled_all_the_same(monkeypatch):
     pytest.importorskip("numba")
-    from numba.core import caching
+    from numba.core.caching import FunctionCache
 
-    def nowhere(*_):
-        raise RuntimeError("cannot cache function 'add': no locator available")
-
-    monkeypatch.setattr(caching, "FunctionCache", nowhere)
-    monkeypatch.setattr("numba.core.dispatcher.FunctionCache", nowhere)
     from fastmoll.kernels.compiled_numba import compiled, fused
 
+    monkeypatch.setattr(FunctionCache._impl_class, "_locator_classes", [])
     for decorate in (compiled, fused):
         assert decorate(lambda x: x + 1)(1) == 2
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("left", [0, 40])
+@pytest.mark.parametrize("decorator, call", [("compiled", "add(1)"), ("entry(float64(float64))", "add.ctypes(1.0)")])
+def test_what_is_damaged_on_the_disk_is_compiled_once_more(decorator, call, left, ending, tmp_path, monkeypatch):
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    head = "from numba import float64\nfrom fastmoll.kernels.compiled_numba import compiled, entry\n"
+    (tmp_path / "added.py").write_text(f"{head}@{decorator}\ndef add(x):\n    return x + 1\nresult = {call}\n")
+
+    def run():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = runpy.run_path(str(tmp_path / "added.py"))
+        assert found["result"] == 2
+        return [str(warning.message) for warning in caught], found["add"]
+
+    assert run()[0] == []
+    (path,) = (tmp_path / "cache").glob(f"*/added.add-*.{ending}")
+    os.truncate(path, left)
+    (message,), _ = run()
+    assert "add is compiled anew" in message and str(path.parent) in message
+    messages, add = run()
+    assert messages == [] and add._cache_hits  # from the disk again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -34,3 +35,21 @@ def test_a_bar_in_a_file_is_written_once_in_a_while_whatever_is_said_of_it(
             progress.set_postfix_str(f"loss {step}")
             say(process, "saved")
     assert sys.stderr.getvalue().count("epoch 1: ") in lines  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("often", "leave", "least"), [(True, False, 4), (True, True, 5), (False, True, 2)])
+def test_a_bar_in_a_file_is_whole_lines(often: bool, leave: bool, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Stream(False)  # as 2>&1 does
+    monkeypatch.setattr(sys, "stderr", both)
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(Bar, "_shown", -float("inf"))
+    monkeypatch.setattr("fastmoll.output._SELDOM", 0 if often else 30)
+    with Bar(total=3, desc="files", leave=leave, mininterval=0) as progress:
+        for _ in range(3):
+            progress.update()
+            say(Process(0, 1, torch.device("cpu")), "saved")
+    shown = both.getvalue().split("\n")
+    assert shown.pop() == "" and shown.count("saved") == 3
+    assert all(re.fullmatch(r"files: +\d+%\|.*\d/3 \[.*\]", line) for line in shown if line != "saved")
+    assert "\r" not in both.getvalue() and len(shown) - 3 >= least
+    assert "100%" in [line for line in shown if line != "saved"][-1] or not leave

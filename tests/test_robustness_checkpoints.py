@@ -15,7 +15,8 @@ import torch
 from torchvision import models
 
 from fastmoll.pipelines import MEAN, STD
-from fastmoll.robustness.checkpoints import digest, find_checkpoint
+from fastmoll.robustness.checkpoints import find_checkpoint
+from fastmoll.robustness.networks import digest
 from fastmoll.robustness.stored_images import StoredImages
 from fastmoll.train.config import parse, parse_small, with_standardisation
 from fastmoll.weights import HeadError, build_model, load_weights
@@ -67,6 +68,16 @@ def test_a_network_of_folders_keeps_its_stem_and_size(tmp_path: Path) -> None:
     assert found.build(2, 48, True).conv1.weight.shape[2:] == (7, 7)
 
 
+def test_a_network_of_folders_brings_the_standardisation_of_its_training(tmp_path: Path) -> None:
+    config = parse("--data.mean 0.5 0.5 0.5 --data.std 0.25 0.5 1".split()).plain()
+    found = find_checkpoint(str(save(tmp_path / "own", config, ["a", "b"], False)))
+    assert found.standardisation == ([0.5, 0.5, 0.5], [0.25, 0.5, 1.0])
+    assert "data.mean" not in found.training["settings"]
+    del config["data"]["mean"], config["data"]["std"]  # of an earlier version
+    found = find_checkpoint(str(save(tmp_path / "earlier", config, ["a", "b"], False)))
+    assert found.standardisation == (MEAN, STD)
+
+
 def test_settings_that_do_nothing_are_not_told(tmp_path: Path) -> None:
     config = small("--data", "digits", "--mollify.k-blur", "2", "--run.log-every", "7", "--data.path", "/x")
     settings = find_checkpoint(str(save(tmp_path, config, ["a", "b"], None))).training["settings"]
@@ -75,7 +86,7 @@ def test_settings_that_do_nothing_are_not_told(tmp_path: Path) -> None:
 
 def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:
     torch.save(build_model("resnet18", 4, 64).state_dict(), tmp_path / "w.pt")
-    with pytest.raises(ValueError, match=r"^--net: .*w\.pt doesn't say of which network it is"):
+    with pytest.raises(ValueError, match=r"^--net must be given: .*w\.pt doesn't say of .* trained on \(--data\)$"):
         find_checkpoint(str(tmp_path / "w.pt"))
     with pytest.raises(ValueError, match=r"^--net: there is no classification model 'resnet19'"):
         find_checkpoint(str(tmp_path / "w.pt"), "resnet19")
@@ -172,6 +183,12 @@ def test_weights_of_torchvision_bring_what_they_expect(monkeypatch: pytest.Monke
     assert str(error.value).endswith("; download it elsewhere, then FILE --net squeezenet1_1")
     with pytest.raises(ValueError, match=r"^--model\.weights: .*; give a file, or None for random weights$"):
         load_weights(model, "squeezenet1_1", "IMAGENET1K_V1")
+
+
+def test_a_tag_that_timm_does_not_have_is_answered_with_those_it_has() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(ValueError, match=r"^CHECKPOINT: timm has no 'test_vit\.v2', only test_vit\.r160_in1k$"):
+        find_checkpoint("timm:test_vit.v2")
 
 
 def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from processes import assert_equal, kill_at, log, run, started
 import fastmoll
 from fastmoll.pipelines.cifar import LAYOUTS
 from fastmoll.train import checkpoint
-from fastmoll.train.config import SMALL_RECIPES, check, parse_small
+from fastmoll.train.config import check, parse_small
+from fastmoll.train.recipes import SMALL_RECIPES
 from fastmoll.train.settings import MollifyConfig, OptimConfig, SmallDataConfig
 from fastmoll.train.small_images import main
 
@@ -49,7 +50,7 @@ def test_the_flags_of_the_paper_are_the_papers_recipe() -> None:
     config = parse_small("--data cifar10 --net presnet50 --augment fcr+trivial --mollify".split())
     assert config.data == SmallDataConfig(128, "fcr+trivial", "cifar10")
     assert (config.model.name, config.model.weights, config.mollify) == ("presnet50", None, MollifyConfig())
-    assert config.optim == OptimConfig(300, 0.01, None, 0.9, False, 5e-4, 0.0, 1)
+    assert config.optim == OptimConfig(epochs=300, lr=0.01, momentum=0.9, nesterov=False, weight_decay=5e-4)
     plain = parse_small(["--data", "cifar10"])
     assert (plain.model, plain.optim, plain.data) == (config.model, config.optim, config.data)
     assert not plain.mollify.enabled and not parse_small(["--mollify", "--no-mollify"]).mollify.enabled
@@ -80,12 +81,14 @@ def test_pairs_that_no_augmentation_draws_from_are_refused(augment: str) -> None
     check(parse_small(["--augment", "fc+auto+mixup", "--data.auto-augment", "cifar10"]))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "optimiser"), [(1, []), (2, []), (2, ["--optim.name", "adamw", "--optim.clip-norm", "0.5"])]
+)
 def test_a_killed_and_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
-    tmp_path: Path, data: Path, world_size: int
+    tmp_path: Path, data: Path, world_size: int, optimiser: list[str]
 ) -> None:
     # 11 batches of 4 on one process, 5 of 4 on each of two: always one left over after the steps of two batches.
-    arguments = ["--data", data, *SETTINGS, "--optim.epochs", "2"]
+    arguments = ["--data", data, *SETTINGS, *optimiser, "--optim.epochs", "2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(world_size, whole, *arguments, script="small_images")
     # In the second epoch.

@@ -53,9 +53,9 @@ def test_the_table_is_mean_and_deviation_next_to_the_papers_numbers(paper_sweep:
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in as_markdown(rows).splitlines()]
     assert lines[2][5:] == ["here", "3", "5.00 ± 2.65", "0.5000 ± 0.2646", "0.1000 ± 0.0000", "–"]
     assert lines[4][:7] == ["", "", "", "", "", "paper, table A1", ""]
-    assert lines[4][7:] == ["3.4 ± 0.02", "0.12 ± 0.00", "0.03 ± 0.00", "12.2 ± 0.37 (official)"]
+    assert lines[4][7:] == ["3.4 ± 0.02", "0.12 ± 0.00", "0.03 ± 0.00", "12.2 ± 0.37"]
     assert lines[5][:5] == ["cifar10", "presnet50", "fcr+trivial", "yes", ""]
-    assert lines[5][-1] == "10.00 ± 2.83 (official)"
+    assert lines[5][-1] == "10.00 ± 2.83" and "where nothing else is said: official.\n" in as_markdown(rows)
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
     assert [row["source"] for row in read] == [row.source for row in rows]
     assert float(read[0]["error_sd"]) == pytest.approx(7**0.5) and read[0]["corrupted"] == ""
@@ -79,6 +79,26 @@ def test_seeds_on_other_corrupted_sets_are_named(paper_sweep: list[Run], tmp_pat
     assert make_rows(runs, tmp_path)[0].corrupted_set == "official, set: CIFAR-10-C, set: mine"
     finish(tmp_path / runs[1].name, 0.05, corrupted={"error": 0.1, "source": "official", "set": "CIFAR-10-C"})
     assert make_rows(runs, tmp_path)[0].corrupted_set == "official"
+
+
+def test_corrupted_images_are_named_once_where_those_of_all_runs_are_alike() -> None:
+    def shown(*sets: str | None) -> tuple[list[str], list[str]]:
+        sources = ["paper, table 1", *["here"] * (len(sets) - 1)]
+        found = [
+            Row("a", "b", "c", False, "", source, 1, {"corrupted": "7"} if name is not None else {}, {}, name or "")
+            for source, name in zip(sources, sets, strict=True)
+        ]
+        lines = as_markdown(found).splitlines()
+        notes = [line.partition(": ")[2] for line in lines if line.startswith("Corrupted images, ")]
+        return [line.split("|")[-2].strip() for line in lines[2 : 2 + len(found)]], notes
+
+    made, published = "generated (frost: made)", "generated (frost: published)"
+    assert shown("official", made, None, made) == (["7 (official)", "7", "–", "7"], [f"{made}."])
+    assert shown("official", "official") == (["7", "7"], ["official."])
+    assert shown("official", made, published) == (["7 (official)", f"7 ({made})", f"7 ({published})"], [])
+    assert shown("official", made, "") == (["7 (official)", f"7 ({made})", "7"], [])
+    assert shown("official", "") == (["7 (official)", "7"], [])
+    assert shown("official", None) == (["7 (official)", "–"], [])
 
 
 def test_names_with_signs_of_markdown_or_of_formulas_stay_in_their_cells() -> None:

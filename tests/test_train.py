@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learners import TIMM, publish
 from PIL import Image
 from processes import assert_equal, kill_at, log, run, started
 
 import fastmoll
 from fastmoll.output import lock
+from fastmoll.pipelines import MEAN, STD
 from fastmoll.train.imagenet import main
 
 # A network with BatchNorm and dropout, its average, steps of several batches with a leftover one: all that a resumed
@@ -144,6 +146,33 @@ def test_weights_of_a_run_are_evaluated_on_its_data_and_on_no_others(
         (tmp_path / "val" / f"class{number + 1}").symlink_to(data / "val" / f"class{number}")
     message = "is of another data set: 3 classes there and 3 here, the first difference is 'class0' against 'class1'"
     assert fails(capsys, tmp_path, *arguments) == f"error: --model.weights: {finished / file} {message}"
+
+
+def test_weights_of_timm_bring_their_standardisation_and_so_does_the_run(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, tmp_path)
+    output = tmp_path / "run"
+    network = ["--model.name", TIMM, "--model.weights", "timm", "--optim.name", "adamw", "--optim.clip-norm", "1"]
+    arguments = [data, *SETTINGS, *network, "--run.max-steps", "3", "--run.output", output]
+    assert main([str(argument) for argument in arguments]) == 0
+    said = capsys.readouterr().out
+    assert "standardised as timm does for test_vit.r160_in1k: mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5)\n" in said
+    assert "weights from timm's test_vit.r160_in1k, but a fresh head: that one is for 1000 classes" in said
+    config = json.loads((output / "config.json").read_text())
+    assert (config["data"]["mean"], config["data"]["std"]) == ([0.5] * 3, [0.5] * 3)
+
+    theirs = json.loads((output / "result.json").read_text())["validation"]
+    half = (0.5, 0.5, 0.5)
+    for mean, std, same in ((None, None, True), (MEAN, half, False), (half, STD, False)):
+        evaluation = ["--evaluate", "--model.weights", output / "model.pt", "--run.device", "cpu"]
+        others = ["--data.mean", *mean, "--data.std", *std] if mean and std else []
+        assert main([str(argument) for argument in (*evaluation, *others)]) == 0
+        ours = json.loads(capsys.readouterr().out.splitlines()[-1])["validation"]
+        assert (ours["nll"] == pytest.approx(theirs["nll"], rel=1e-5)) is same
+
+    assert main([str(argument) for argument in ("--resume", "--output", output, "--run.max-steps", 4)]) == 0
+    assert "standardised" not in capsys.readouterr().out
 
 
 def test_validation_can_wait_for_the_end_and_so_does_the_checkpoint_before_it(

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fastmoll.train.config import RECIPES, check, difference, parse, parse_small
+from fastmoll.train.config import check, difference, parse, parse_small
+from fastmoll.train.recipes import RECIPES
 from fastmoll.train.settings import Config, OptimConfig
 
 
@@ -24,7 +26,7 @@ def test_with_data_the_recipe_is_the_papers(tmp_path: Path) -> None:
     config = parse([str(tmp_path)])
     assert config.data.path == tmp_path
     assert (config.model.name, config.model.weights) == ("resnet50", "IMAGENET1K_V1")
-    assert config.optim == OptimConfig(10, 0.01, None, 0.9, False, 5e-4, 0.0, 1)
+    assert config.optim == OptimConfig(epochs=10, lr=0.01, momentum=0.9, nesterov=False, weight_decay=5e-4)
 
 
 def test_every_setting_overrides_its_recipe() -> None:
@@ -47,6 +49,17 @@ def test_every_recipe_is_valid_and_survives_json(recipe: str) -> None:
         (["--optim.lr", "0"], "--optim.lr must be positive, got 0"),
         (["--optim.lr", "nan"], "--optim.lr must be positive, got nan"),
         (["--optim.momentum", "1"], "--optim.momentum must be .*got 1"),
+        (["--optim.betas", "0.9", "1"], r"--optim.betas must be in \[0, 1\), got \(0.9, 1.0\)"),
+        (["--optim.name", "adamw", "--optim.betas", "nan", "0"], r"--optim.betas must be .*got \(nan, 0.0\)"),
+        (["--optim.clip-norm", "0"], "--optim.clip-norm must be positive and finite, got 0"),
+        (["--optim.clip-norm", "nan"], "--optim.clip-norm must be positive and finite, got nan"),
+        (["--optim.betas", "0.9", "0.99"], r"--optim.betas must be left out with --optim.name sgd, got \(0.9, 0.99\)"),
+        (
+            ["--optim.name", "adamw", "--optim.momentum", "0.8"],
+            "--optim.momentum must be left out with --optim.name adamw, got 0.8",
+        ),
+        (["--optim.name=adamw", "--optim.no-nesterov"], "--optim.nesterov must be left out with .*adamw, got False"),
+        (["--data.mean", "0", "0", "0"], r"--data.mean and --data.std belong together, got \(0.0, 0.0, 0.0\) and None"),
         (["--optim.weight-decay", "-1"], "--optim.weight-decay must be .*got -1"),
         (["--optim.warmup-epochs", "99"], r"--optim.warmup-epochs must be in \[0, 12\], got 99"),
         (["--optim.epochs", "0"], "--optim.epochs must be at least 1, got 0"),
@@ -74,6 +87,30 @@ def test_unusable_values_name_option_and_value(arguments: list[str], message: st
         check(parse(arguments))
 
 
+@pytest.mark.parametrize("read", [parse, parse_small])
+@pytest.mark.parametrize("given", [[], ["--optim.momentum", "0.9"]])
+def test_adamw_brings_defaults_of_its_own_that_can_be_overridden(
+    read: Callable[[list[str]], Config], given: list[str]
+) -> None:
+    sgd, adamw = read(given), read(["--optim.name", "adamw", *given])
+    check(adamw)
+    others = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05, "decay": "weights"}
+    assert adamw == dataclasses.replace(sgd, optim=dataclasses.replace(sgd.optim, **others))
+    own = ["--lr", "0.01", "--optim.decay", "all", "--optim.betas", "0.9", "0.95", "--optim.clip-norm", "1"]
+    optim = read(["--optim.name=adamw", *given, *own]).optim
+    assert (optim.lr, optim.decay, optim.betas, optim.clip_norm) == (0.01, "all", (0.9, 0.95), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lr", "batch"), [("finetune", 1e-4, None), ("scratch", 1e-3, 1024), ("sample", 1e-3, None)]
+)
+def test_adamws_learning_rate_is_that_of_its_recipe(recipe: str, lr: float, batch: int | None) -> None:
+    config = parse(["/data", "--recipe", recipe, "--optim.name", "adamw"])
+    check(config)
+    assert (config.optim.lr, config.optim.lr_batch, config.optim.epochs) == (lr, batch, RECIPES[recipe].optim.epochs)
+    assert json.loads(json.dumps(config.plain())) == config.plain()
+
+
 def test_a_path_without_the_name_of_its_data_is_answered_with_how_to_give_it() -> None:
     message = (
         "--data.path must be left out for digits, the default of --data, got /mine: give the folder as --data /mine,"
@@ -98,6 +135,50 @@ def test_a_run_is_continued_only_with_settings_that_change_nothing() -> None:
     assert difference(config.plain(), free.plain()) is None
     other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=0.5))
     assert difference(config.plain(), other.plain()) == "optim.lr was 0.05 and is now 0.5"
+
+
+NEWER = {"optim": ("name", "betas", "decay", "clip_norm"), "data": ("mean", "std")}
+
+
+def of_an_earlier_version(plain: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they were before there was a choice of optimisers."""
+    return {
+        section: {name: value for name, value in content.items() if name not in NEWER.get(section, ())}
+        if isinstance(content, dict)
+        else content
+        for section, content in plain.items()
+    }
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_only_with_the_optimiser_it_had(tmp_path: Path) -> None:
+    config = parse(["/data", "--recipe", "scratch"])
+    saved = of_an_earlier_version(config.plain())
+    assert not {"name", "betas"} & saved["optim"].keys()
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    again = ["--resume", "--output", str(tmp_path)]
+    assert parse(again).optim == config.optim and parse(again).data == config.data
+    assert difference(saved, parse(again).plain()) is None
+    message = "optim.name was sgd and is now adamw"
+    assert difference(saved, parse([*again, "--optim.name", "adamw"]).plain()) == message
+    assert difference(saved, parse([*again, "--optim.clip-norm", "1"]).plain()) == (
+        "optim.clip_norm was None and is now 1.0"
+    )
+    shifted = parse([*again, "--data.mean", "0", "0", "0", "--data.std", "1", "1", "1"]).plain()
+    assert difference(saved, shifted) == "data.mean was None and is now [0.0, 0.0, 0.0]"
+
+
+def test_a_run_with_adamw_goes_on_with_its_own_settings(tmp_path: Path) -> None:
+    given = ["--optim.name", "adamw", "--optim.betas", "0.8", "0.9", "--optim.clip-norm", "2", "--data", "cifar10"]
+    config = parse_small([*given, "--optim.decay", "all"])
+    (tmp_path / "config.json").write_text(json.dumps(config.plain()))
+    again = ["--resume", "--output", str(tmp_path)]
+    for more in ([], ["--optim.name", "adamw"]):
+        resumed = parse_small([*again, *more])
+        check(resumed)
+        assert resumed.optim == config.optim
+    assert difference(config.plain(), parse_small([*again, "--optim.name", "sgd"]).plain()) == (
+        "optim.name was adamw and is now sgd"
+    )
 
 
 def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
@@ -159,6 +240,12 @@ def test_weights_to_evaluate_bring_the_data_of_their_run_where_none_are_given(
     weights.touch()
     assert parse(evaluation).data.path == Path("/mine") and parse(evaluation).data.size == 96
     assert parse(["/other", *evaluation]).data.path == Path("/other")
+    assert parse(evaluation).data.mean is None
+    shifted = {**first.plain()["data"], "mean": [0.5, 0.5, 0.5], "std": [1, 1, 1]}
+    (tmp_path / "config.json").write_text(json.dumps({**first.plain(), "data": shifted}))
+    assert (parse(evaluation).data.mean, parse(evaluation).data.std) == ((0.5,) * 3, (1.0,) * 3)
+    (tmp_path / "config.json").write_text(json.dumps(of_an_earlier_version(first.plain())))
+    assert (parse(evaluation).data.mean, parse(evaluation).data.size) == (None, 96)
 
     first = parse_small("--data cifar10 --data.path /there --data.mean 0 0 0 --data.std 1 1 1".split())
     (tmp_path / "config.json").write_text(json.dumps(first.plain()))

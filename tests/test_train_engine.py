@@ -1,9 +1,11 @@
-"""Tests of the trainer's schedule, step, average, meter and evaluation."""
+"""Tests of the trainer's schedule, optimisers, step, average, meter and evaluation."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import importlib
 import math
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 import torch
 from learners import CPU, batches, run_steps, settings, tiny_model
 from torch import nn
+from torchvision import models
 
 import fastmoll
 from fastmoll import losses
-from fastmoll.distributed import Stop
-from fastmoll.train.engine import Learner, evaluate, learning_rate, loss_of
+from fastmoll.distributed import Process, Stop
+from fastmoll.train.engine import Learner, evaluate, learning_rate, loss_of, make_optimizer
 from fastmoll.train.logs import Meter
 from fastmoll.train.run import make_model
 from fastmoll.train.settings import OptimConfig
@@ -54,6 +57,120 @@ def test_a_step_is_torchs_sgd_step() -> None:
         sgd.step()
     for ours, theirs in zip(learner.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e9])
+def test_adamw_with_clipping_and_decay_of_weights_alone_is_its_formula(clip: float) -> None:
+    beta1, beta2, lr, decay = 0.8, 0.95, 0.01, 0.1
+    config = settings(
+        **{"optim__name": "adamw", "optim__betas": (beta1, beta2), "optim__lr": lr, "optim__weight_decay": decay},
+        **{"optim__decay": "weights", "optim__clip_norm": clip, "optim__accumulate": 2, "optim__warmup_epochs": 0.0},
+    )
+    # Inputs of different sizes, so that the norms of gradients are, too.
+    data = [(images * scale, labels) for (images, labels), scale in zip(batches(8), 4 * [4.0] + 4 * [1.0], strict=True)]
+    # Without batch norm, which a bias before it has no gradient through: Adam's steps would be of its rounding errors.
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 8), nn.Tanh(), nn.Linear(8, 3))
+    learner, model = Learner(copy.deepcopy(model), config, CPU, 8), model.double()
+    expected = dict(model.named_parameters())
+    first, second = ({name: torch.zeros_like(value) for name, value in expected.items()} for _ in range(2))
+    norms = []
+    for step in range(1, 5):
+        pair = data[2 * step - 2 : 2 * step]
+        loss = sum(nn.functional.cross_entropy(model(images.double()), labels) for images, labels in pair) / 2
+        grads = dict(zip(expected, torch.autograd.grad(loss, [*expected.values()]), strict=True))
+        norms.append(math.sqrt(sum(float(grad.square().sum()) for grad in grads.values())))
+        rate = lr * 0.5 * (1 + math.cos(math.pi * (step - 1) / (12 * 4)))
+        with torch.no_grad():
+            for name, value in expected.items():
+                grad = grads[name] * min(1, clip / norms[-1])
+                first[name] = beta1 * first[name] + (1 - beta1) * grad
+                second[name] = beta2 * second[name] + (1 - beta2) * grad**2
+                if name in ("1.weight", "3.weight"):  # not biases
+                    value *= 1 - rate * decay
+                root = (second[name] / (1 - beta2**step)).sqrt() + 1e-8
+                value -= rate * first[name] / (1 - beta1**step) / root
+    run_steps(learner, data, 4)
+    assert (max(norms) > 2 * min(norms) > 2 * clip) == (clip < 1)
+    for name, ours in learner.model.named_parameters():
+        torch.testing.assert_close(ours.double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_clipped_gradient_has_the_norm_asked_for_and_a_smaller_one_stays_to_the_bit() -> None:
+    def moved(clip: float | None) -> torch.Tensor:
+        changes = {"optim__momentum": 0.0, "optim__nesterov": False, "optim__weight_decay": 0.0, "optim__lr": 1.0}
+        learner = Learner(tiny_model(), settings(**changes, optim__warmup_epochs=0.0, optim__clip_norm=clip), CPU, 5)
+        before = nn.utils.parameters_to_vector(learner.model.parameters()).detach().clone()
+        run_steps(learner, batches(1), 1)
+        return nn.utils.parameters_to_vector(learner.model.parameters()).detach() - before
+
+    whole = moved(None)
+    assert float(whole.norm()) > 0.25
+    assert float(moved(0.125).norm()) == pytest.approx(0.125, rel=1e-4)
+    torch.testing.assert_close(moved(0.125) * (whole.norm() / 0.125), whole, rtol=1e-3, atol=1e-5)
+    assert torch.equal(moved(1e3), whole)
+
+
+def decayed(model: nn.Module, decay: str = "weights") -> set[str]:
+    """Names of the parameters with weight decay; the others must have none."""
+    optimizer = make_optimizer(model, OptimConfig(name="adamw", weight_decay=0.1, decay=decay), fused=False)  # type: ignore[arg-type]
+    rate = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
+    names = {name: rate.pop(id(each)) for name, each in model.named_parameters()}
+    assert not rate and {*names.values()} <= {0.0, 0.1}
+    return {name for name, value in names.items() if value}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5", "presnet18"])
+def test_of_networks_of_convolutions_only_those_and_the_head_decay(name: str) -> None:
+    with torch.device("meta"):
+        model = fastmoll.create_model(name, 10, 32)
+    layers = [key for key, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert decayed(model) == {f"{key}.weight" for key in layers} < decayed(model, "all")
+    assert decayed(model, "all") == {key for key, _ in model.named_parameters()}
+
+
+def test_of_torchvisions_transformers_neither_tokens_nor_positions_nor_scales_decay() -> None:
+    vit = models.VisionTransformer(32, 16, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=16, num_classes=3)
+    layer = "encoder.layers.encoder_layer_0"
+    inside = ("self_attention.in_proj_weight", "self_attention.out_proj.weight", "mlp.0.weight", "mlp.3.weight")
+    assert decayed(vit) == {"conv_proj.weight", *(f"{layer}.{name}" for name in inside), "heads.head.weight"}
+    with torch.device("meta"):
+        for name in ("swin_t", "swin_v2_t", "convnext_tiny"):
+            # What these have besides are tables of positions, temperatures of attention, scales of layers.
+            model = models.get_model(name)
+            assert decayed(model) == {
+                f"{key}.weight" for key, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)
+            }
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "xcit_nano_12_p16_224", "convnext_atto"]
+)
+def test_of_networks_of_timm_those_decay_that_timm_lets(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(name, num_classes=3)
+    exempt = getattr(model, "no_weight_decay", set)()
+    groups = importlib.import_module("timm.optim").param_groups_weight_decay(model, 0.1, no_weight_decay_list=exempt)
+    theirs = {id(each) for group in groups if group["weight_decay"] for each in group["params"]}
+    assert decayed(model) == {key for key, each in model.named_parameters() if id(each) in theirs}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_step_reads_nothing_back_from_the_gpu(name: str) -> None:
+    process = Process(0, 1, torch.device("cuda"))
+    config = settings(optim__name=name, optim__clip_norm=0.1, optim__decay="weights", model__ema=0.9)
+    learner = Learner(tiny_model().cuda(), config, process, 6)
+    meter = Meter(process)
+    meter.begin([tuple(part.cuda() for part in batch) for batch in batches(6)])
+    for _ in range(3):  # in which state is made
+        learner.train_step(meter)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            learner.train_step(meter)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    learner.require_finite()
 
 
 def mollified(targets: str, count: int = 6) -> list[Any]:

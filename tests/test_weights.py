@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learners import CPU, saved_run, settings
+from learners import CPU, TIMM, publish, saved_run, settings
 from torch import nn
 
 from fastmoll.train.engine import Learner
-from fastmoll.weights import build_model, head_name, load_weights
+from fastmoll.weights import HeadError, build_model, head_name, load_weights, timm_offers
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,69 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         load_weights(model, "squeezenet1_1", str(path))
     with pytest.raises(ValueError, match=r"'IMAGENET9K' is no file; weights .* for squeezenet1_1: IMAGENET1K_V1"):
         load_weights(model, "squeezenet1_1", "IMAGENET9K")
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    return publish(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [(TIMM, "timm"), (TIMM, "r160_in1k"), (f"{TIMM}.r160_in1k", "timm")], ids=str
+)
+def test_weights_of_timm_are_loaded_as_they_are(published: nn.Module, name: str, weights: str) -> None:
+    ours = build_model(name, 1000, 160).eval()
+    assert load_weights(ours, name, weights, size=160, exact=True) == f"weights from timm's {TIMM}.r160_in1k"
+    assert {*ours.state_dict()} == {*published.state_dict()}
+    assert all(torch.equal(value, published.state_dict()[key]) for key, value in ours.state_dict().items())
+    images = torch.randn(2, 3, 160, 160)
+    assert torch.equal(ours(images), published.eval()(images))
+
+
+def test_weights_of_timm_get_a_fresh_head_and_positions_of_the_images(published: nn.Module) -> None:
+    layers = importlib.import_module("timm.layers")
+    torch.manual_seed(0)
+    ours = build_model(TIMM, 7, 96)
+    note = load_weights(ours, TIMM, "timm", size=96)
+    assert note == f"weights from timm's {TIMM}.r160_in1k, but a fresh head: that one is for 1000 classes"
+    theirs = published.state_dict()
+    positions = layers.resample_abs_pos_embed(theirs["pos_embed"], (6, 6), num_prefix_tokens=1)
+    for key, value in ours.state_dict().items():
+        if not key.startswith("head."):
+            torch.testing.assert_close(value, positions if key == "pos_embed" else theirs[key], rtol=0, atol=0)
+    head = ours.state_dict()["head.weight"]
+    assert head.shape == (7, 64) and head.std() > 0
+    with pytest.raises(HeadError, match=r"does not fit: it has 1000 outputs there and 7 here$") as caught:
+        load_weights(ours, TIMM, "timm", size=96, exact=True)
+    assert caught.value.outputs == 1000
+
+
+def test_weights_that_timm_does_not_have_or_can_not_get_are_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+    model = build_model(TIMM, 7, 160)
+    with pytest.raises(
+        ValueError, match=r"^--model.weights: 'v2' is no file; weights that timm has for test_vit: timm, r160_in1k$"
+    ):
+        load_weights(model, TIMM, "v2", size=160)
+    with pytest.raises(ValueError, match=r"^--model.name: timm has no 'test_vit.v2', only test_vit.r160_in1k$"):
+        build_model(f"{TIMM}.v2", 7, 160)
+    with pytest.raises(ValueError, match=r"'timm' is no file; .* IMAGENET1K_V1, IMAGENET1K_V2; .* resnet50\.TAG$"):
+        load_weights(build_model("resnet50", 7, 64, fresh=False), "resnet50", "timm", size=64)
+
+    def create(name: str, **options: Any) -> nn.Module:
+        raise RuntimeError("no network\nand advice")
+
+    monkeypatch.setattr(timm, "create_model", create)
+    message = "timm's test_vit.r160_in1k can't be loaded (RuntimeError: no network); give a file, or None for random"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_weights(model, TIMM, "timm", size=160)
+
+
+def test_without_timm_there_are_no_weights_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastmoll.models.installed", lambda name: False)
+    assert timm_offers(TIMM) == {}
+    with pytest.raises(ValueError, match=r"'test_vit'; .*\(and those of timm, which is not installed\)$"):
+        build_model(TIMM, 7, 160)
 
 
 @pytest.mark.parametrize("average", [False, True])

@@ -1,4 +1,4 @@
-"""From a command line to the settings of a run: recipes, options in their place, and what makes no run."""
+"""From a command line to the settings of a run: defaults, options in their place, and what makes no run."""
 
 from __future__ import annotations
 
@@ -17,57 +17,8 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from fastmoll.train.settings import (
-    Config,
-    FolderConfig,
-    ImageNetConfig,
-    Kind,
-    ModelConfig,
-    MollifyConfig,
-    OptimConfig,
-    RunConfig,
-    SmallConfig,
-    SmallDataConfig,
-)
-
-RECIPES: dict[str, ImageNetConfig] = {
-    # The paper's ImageNet recipe (section "Results on ImageNet"): ResNet-50 from IMAGENET1K_V1, 10 epochs of SGD at
-    # 0.01, cosine to 0, no warm-up. It leaves the batch open: 256 a process here, learning rate not scaled.
-    "finetune": ImageNetConfig(model=ModelConfig(weights="IMAGENET1K_V1")),
-    # ResNet-50 from random weights: lr 0.1 per 256 images of a step, five epochs of warm-up, no fixed label smoothing
-    # (mollification has its own). `--model.ema 0.9999` adds the average.
-    "scratch": ImageNetConfig(
-        recipe="scratch",
-        optim=OptimConfig(epochs=90, lr=0.1, lr_batch=256, nesterov=True, weight_decay=1e-4, warmup_epochs=5.0),
-    ),
-    # The bundled photographs, ten classes, a few minutes on two CPU cores.
-    "sample": ImageNetConfig(
-        recipe="sample",
-        data=FolderConfig(size=64, batch_size=32),
-        model=ModelConfig(name="resnet18"),
-        optim=OptimConfig(epochs=12, lr=0.05, nesterov=True, warmup_epochs=1.0),
-        run=RunConfig(checkpoint_every=100, log_every=5),
-    ),
-}
-
-
-# The paper's recipe for small images (appendix "Experiments"), the same for every network and augmentation; it trains
-# with and without mollification, so that is asked for by name. The digits have one of their own.
-SMALL_RECIPES: dict[str, SmallConfig] = {
-    "paper": SmallConfig(
-        mollify=MollifyConfig(enabled=False),
-        model=ModelConfig(name="presnet50"),
-        optim=OptimConfig(epochs=300),
-        run=RunConfig(validate_every=5),
-    ),
-    "digits": SmallConfig(
-        mollify=MollifyConfig(enabled=False),
-        data=SmallDataConfig(batch_size=64, augment="none"),
-        model=ModelConfig(name="shufflenet_v2_x0_5"),
-        optim=OptimConfig(epochs=30, lr=0.05, nesterov=True),
-        run=RunConfig(log_every=10),
-    ),
-}
+from fastmoll.train.recipes import RECIPES, SMALL_RECIPES, recipe_of, small_recipe, with_adamw
+from fastmoll.train.settings import Config, ImageNetConfig, Kind, OptimConfig, SmallConfig, SmallDataConfig
 
 
 def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
@@ -83,24 +34,27 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
         SystemExit: after ``--help`` (0), or for an option that does not exist or can't be read (2).
     """
     recipe = _look_for(argv, "--recipe")
-    config = _parse(argv, RECIPES.get(recipe or "", RECIPES["finetune"]))
+    config = _parse(argv, _with_optimiser(argv, RECIPES.get(recipe or "", RECIPES["finetune"])))
     if recipe is None and config.data.path is None:
-        config = _parse(argv, RECIPES["sample"])
+        config = _parse(argv, _with_optimiser(argv, RECIPES["sample"]))
     saved = _trained(config)
     if saved is not None:
         default = RECIPES[config.recipe]
         with suppress(LookupError, ValueError, TypeError):
+            if saved["data"].get("mean") is not None:  # else they are ImageNet's
+                default = _with_standardisation_of(saved, default)
             data = replace(default.data, size=int(saved["data"]["size"]), path=_path(saved["data"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
-            config = _parse(argv, replace(default, data=data, model=model))
+            config = _parse(argv, _with_optimiser(argv, replace(default, data=data, model=model)))
     return _going_on(argv, config, None if recipe is None else f"--recipe {recipe}")
 
 
 def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     """Read the command line of ``small_images.py``; arguments, result and errors as for `parse`."""
     name = _look_for(argv, "--data", "--data.name")
-    default = SMALL_RECIPES[_small_recipe(SmallDataConfig.name if name is None else name)]
-    if default is SMALL_RECIPES["digits"]:
+    recipe = small_recipe(SmallDataConfig.name if name is None else name)
+    default = _with_optimiser(argv, SMALL_RECIPES[recipe])
+    if recipe == "digits":
         hint = "The defaults below are those of digits; all other data have the paper's: --data cifar10 --help."
     else:
         hint = "The defaults below are the paper's, for all data but digits."
@@ -108,8 +62,7 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     saved = _trained(config)
     if saved is not None:
         with suppress(LookupError, ValueError, TypeError):
-            mean, std = (saved["data"][key] for key in ("mean", "std"))
-            default = with_standardisation(default, [float(x) for x in mean], [float(x) for x in std])
+            default = _with_standardisation_of(saved, default)
             data = default.data
             if name is None:  # else the run's path would be that of other data
                 data = replace(data, name=str(saved["data"]["name"]), path=_path(saved["data"]))
@@ -118,8 +71,13 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     return _going_on(argv, config, None if name is None else f"--data {name}")
 
 
-def _small_recipe(data: str) -> str:
-    return data if data in SMALL_RECIPES else "paper"
+def _with_optimiser(argv: Sequence[str] | None, default: Kind) -> Kind:
+    return with_adamw(default) if _look_for(argv, "--optim.name") == "adamw" else default
+
+
+def _with_standardisation_of(saved: dict[str, Any], default: Kind) -> Kind:
+    mean, std = ([float(x) for x in saved["data"][key]] for key in ("mean", "std"))
+    return with_standardisation(default, mean, std)
 
 
 def _going_on(argv: Sequence[str] | None, config: Kind, asked: str | None) -> Kind:
@@ -139,8 +97,9 @@ def _going_on(argv: Sequence[str] | None, config: Kind, asked: str | None) -> Ki
         if ("recipe" in saved) != isinstance(config, ImageNetConfig):
             raise ValueError("it is of the other trainer")
         restored: Kind = _restored(config, saved)
-        if asked is not None and _recipe(restored) != _recipe(config):
-            raise ValueError(f"that run's recipe is {_recipe(restored)}, not that of {asked}")
+        recipe = recipe_of(restored)[0]
+        if asked is not None and recipe != recipe_of(config)[0]:
+            raise ValueError(f"that run's recipe is {recipe}, not that of {asked}")
         restored = _shared_out(restored, saved)
     except (ValueError, AttributeError) as error:
         if os.environ.get("RANK", "0") == "0":
@@ -157,13 +116,6 @@ def _shared_out(restored: Kind, saved: dict[str, Any]) -> Kind:
         return restored
     share, rest = divmod(restored.data.batch_size * before, int(given))
     return restored if rest else replace(restored, data=replace(restored.data, batch_size=share))
-
-
-def _recipe(config: Config) -> str:
-    if isinstance(config, SmallConfig):
-        return _small_recipe(config.data.name)
-    assert isinstance(config, ImageNetConfig)
-    return config.recipe
 
 
 def _restored(default: Any, saved: dict[str, Any]) -> Any:
@@ -288,9 +240,9 @@ def check(config: Config) -> None:
                 f"--data.path must be left out for digits, the default of --data, got {config.data.path}: give the "
                 f"folder as --data {config.data.path}, or the name of what is in it as well, --data cifar10"
             )
-    if isinstance(config, SmallConfig) and (config.data.mean is None) != (config.data.std is None):
-        given = f"{config.data.mean} and {config.data.std}"
-        raise ValueError(f"--data.mean and --data.std belong together, got {given}")
+    mean, std = getattr(data, "mean", None), getattr(data, "std", None)
+    if (mean is None) != (std is None):
+        raise ValueError(f"--data.mean and --data.std belong together, got {mean} and {std}")
     if isinstance(config, SmallConfig):
         _require(
             config.data.auto_augment == SmallDataConfig.auto_augment or "auto" in config.data.augment.split("+"),
@@ -300,6 +252,13 @@ def check(config: Config) -> None:
         )
     _require(math.isfinite(optim.lr) and optim.lr > 0, "optim.lr", optim.lr, "positive")
     _require(0 <= optim.momentum < 1, "optim.momentum", optim.momentum, "in [0, 1)")
+    _require(all(0 <= beta < 1 for beta in optim.betas), "optim.betas", optim.betas, "in [0, 1)")
+    clip = optim.clip_norm
+    _require(clip is None or 0 < clip < math.inf, "optim.clip-norm", clip, "positive and finite")
+    usual = OptimConfig() if optim.name == "sgd" else recipe_of(config)[1].optim
+    for name in ("betas",) if optim.name == "sgd" else ("momentum", "nesterov"):
+        value = getattr(optim, name)
+        _require(value == getattr(usual, name), f"optim.{name}", value, f"left out with --optim.name {optim.name}")
     _require(
         math.isfinite(optim.weight_decay) and optim.weight_decay >= 0,
         "optim.weight-decay",
@@ -332,10 +291,11 @@ def with_data(config: ImageNetConfig, path: Path) -> ImageNetConfig:
     return replace(config, data=replace(config.data, path=path))
 
 
-def with_standardisation(config: SmallConfig, mean: Sequence[float], std: Sequence[float]) -> SmallConfig:
+def with_standardisation(config: Kind, mean: Sequence[float], std: Sequence[float]) -> Kind:
     """``config`` with mean and standard deviation of its images, three numbers each, filled in."""
     (r, g, b), (u, v, w) = mean, std
-    return replace(config, data=replace(config.data, mean=(r, g, b), std=(u, v, w)))
+    data: Any = config.data  # of both trainers, which have these settings in different places
+    return replace(config, data=replace(data, mean=(r, g, b), std=(u, v, w)))
 
 
 def with_output(config: Kind, output: Path) -> Kind:
@@ -364,9 +324,14 @@ _FREE = {
 
 
 def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
-    """The first setting that keeps ``current`` from continuing ``saved``, in words; None where nothing does."""
+    """The first setting that keeps ``current`` from continuing ``saved``, in words; None where nothing does.
+
+    Settings that ``saved`` lacks had their defaults: it is of a version before there were others.
+    """
     before, now = _flat(saved), _flat(current)
-    for name in sorted((before.keys() | now.keys()) - _FREE):
+    before = _flat((ImageNetConfig() if "recipe" in now else SmallConfig()).plain()) | before
+    # A name first: what else differs may follow from it.
+    for name in sorted((before.keys() | now.keys()) - _FREE, key=lambda name: (not name.endswith(".name"), name)):
         if before.get(name) != now.get(name):
             return f"{name} was {before.get(name)} and is now {now.get(name)}"
     return None

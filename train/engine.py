@@ -8,7 +8,8 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,51 @@ def loss_of(name: str, draws: int) -> Callable[[Tensor, Tensor | SoftLabels], Te
     }[name]
 
 
+def make_optimizer(model: nn.Module, optim: OptimConfig, *, fused: bool) -> torch.optim.Optimizer:
+    """The optimiser of ``optim.name`` for the parameters of a network.
+
+    Args:
+        model: The network.
+        optim: Settings.
+        fused: Whether a step is one kernel for many parameters, as it can be on a GPU.
+
+    Returns:
+        SGD or AdamW with one group of parameters or, for ``optim.decay`` weights, two: those with weight decay first.
+    """
+    decayed, others = split_parameters(model, optim.decay)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": optim.weight_decay}]
+    if others:
+        groups.append({"params": others, "weight_decay": 0.0})
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, fused=fused)
+    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)
+
+
+# Scales of layers, class tokens and positional embeddings of torchvision's networks, which have more than one dimension
+# only to be broadcast, or are tables of vectors that are added. Those of timm name theirs themselves.
+_UNDECAYED: Final = ("class_token", "layer_scale", "logit_scale", "pos_embedding", "relative_position_bias_table")
+
+
+def split_parameters(model: nn.Module, decay: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Parameters that weight decay is on, and the others.
+
+    Args:
+        model: A network; names or patterns of names that its ``no_weight_decay()``, if it has that, gives are not
+            decayed.
+        decay: ``"all"``: on all of them. ``"weights"``: on those of two dimensions or more, but for what the network
+            names, and for scales of layers, class tokens and positional embeddings.
+    """
+    if decay == "all":
+        return list(model.parameters()), []
+    named: Iterable[str] = getattr(model, "no_weight_decay", tuple)()
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        exempt = name.rpartition(".")[2] in _UNDECAYED or any(fnmatchcase(name, pattern) for pattern in named)
+        (others if exempt or parameter.ndim < 2 else decayed).append(parameter)
+    return decayed, others
+
+
 class Learner:
     """The network, its optimiser and its average: all that a step changes.
 
@@ -94,14 +140,8 @@ class Learner:
         self._of_logits = loss_of(config.optim.loss, config.draws)
         # Around DDP, not inside: so that the gradients' exchange overlaps with the compiled backward pass.
         self._loss = torch.compile(self.loss) if config.model.compile else self.loss
-        self._optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=config.optim.lr,
-            momentum=config.optim.momentum,
-            nesterov=config.optim.nesterov,
-            weight_decay=config.optim.weight_decay,
-            fused=process.device.type == "cuda",
-        )
+        self._parameters = list(model.parameters())
+        self._optimizer = make_optimizer(model, config.optim, fused=process.device.type == "cuda")
 
     @property
     def evaluated(self) -> nn.Module:
@@ -149,6 +189,9 @@ class Learner:
                 loss = self._loss(images, targets)
                 torch.autograd.backward(loss / group)
             meter.add(loss.detach(), len(images) // self._config.draws)
+        if self._config.optim.clip_norm is not None:
+            # Of the mean over all images of the step: every process has it by now, and all of it.
+            nn.utils.clip_grad_norm_(self._parameters, self._config.optim.clip_norm)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self.lr
         self._optimizer.step()

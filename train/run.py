@@ -143,7 +143,7 @@ def make_model(config: Config, process: Process, num_classes: int, size: int, *,
         if not config.run.evaluate:
             check_batch(model, config.data.batch_size * config.draws, size)
         if load and weights is not None and process.main:
-            note = load_weights(model, name, weights, exact=config.run.evaluate)
+            note = load_weights(model, name, weights, size=size, exact=config.run.evaluate)
     order = torch.channels_last if config.model.channels_last else torch.contiguous_format
     model.to(process.device).to(memory_format=order)
     process.copy_from_main(model)

@@ -48,18 +48,18 @@ def add(commands: Any) -> None:
         default=argparse.SUPPRESS,
         metavar="SET",
         help="generated (the default): made from DATA as it goes; official:PATH: the folder of ImageNet-C, "
-        "CIFAR-10/100-C or TinyImageNet-C, or of a set that fastmoll corrupt wrote. Generated frost needs the "
-        "published pictures, from the folder $FASTMOLL_FROST or the package imagecorruptions-imaug; without them it is "
-        "made from others",
+        "CIFAR-10/100-C or TinyImageNet-C, or of a set that fastmoll corrupt wrote. Generated frost is of the "
+        "published pictures where they are in the folder $FASTMOLL_FROST or in the package imagecorruptions-imaug, and "
+        "of others elsewhere",
     )
     evaluate.add_argument(
         "--out",
         type=Path,
         default=argparse.SUPPRESS,
         metavar="DIR",
-        help="folder of the results (default: beside the checkpoint: robustness-official, or, where that holds another "
-        "set, with the name of the set's folder behind it; robustness-generated for images made on the way, with that "
-        "name for a set that fastmoll corrupt wrote)",
+        help="folder of the results (default: beside the checkpoint, or in runs/NAME where that is no file: "
+        "robustness-official, or, where that holds another set, with the name of the set's folder behind it; "
+        "robustness-generated for images made on the way, with that name for a set that fastmoll corrupt wrote)",
     )
     evaluate.add_argument(
         "--net",
@@ -116,7 +116,11 @@ def add(commands: Any) -> None:
         help="mixed precision; auto: bfloat16 on a GPU, off on the CPU",
     )
     evaluate.add_argument(
-        "--threads", type=int, default=argparse.SUPPRESS, metavar="N", help="CPU threads of a process that decode"
+        "--threads",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="CPU threads that decode (default: a process's share of the usable cores, 16 at most)",
     )
     evaluate.add_argument(
         "--rescore",

@@ -25,9 +25,9 @@ from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.corrupted import CorruptedSet, check_cells, open_corrupted
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.robustness import measure
-from fastmoll.robustness.checkpoints import Checkpoint, digest, find_checkpoint
+from fastmoll.robustness.checkpoints import Checkpoint, find_checkpoint
 from fastmoll.robustness.loader import CorruptedLoader, cell_digests
-from fastmoll.robustness.networks import SomeOutputs, count_outputs, describe_outputs, read_names
+from fastmoll.robustness.networks import SomeOutputs, count_outputs, describe_outputs, digest, read_names
 from fastmoll.robustness.predictions import check_parquet
 from fastmoll.robustness.results import (
     WEIGHTS,
@@ -171,7 +171,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         if hasattr(args, name):
             check_integer(f"--{name}", getattr(args, name), 1)
     if hasattr(args, "mean") != hasattr(args, "std"):
-        raise ValueError("--mean and --std belong together")
+        lacking = "--std" if hasattr(args, "mean") else "--mean"
+        raise ValueError(f"{lacking} must be given, too: --mean and --std belong together")
     if hasattr(args, "mean"):
         check_triple("--mean", args.mean)
         check_triple("--std", args.std, above=0.0)
@@ -203,7 +204,13 @@ def _images(args: argparse.Namespace, checkpoint: Checkpoint) -> _Images:
         if given and size != corrupted.size:
             raise ValueError(f"--size must be {corrupted.size}, that of the images in {place}, got {size}")
         size = corrupted.size
-    data, where = (args.data, None) if hasattr(args, "data") else checkpoint.data
+    source = (args.data, None) if hasattr(args, "data") else checkpoint.data
+    if source is None:
+        known = {"size": size, "mean": checkpoint.standardisation, "std": checkpoint.standardisation}
+        unsaid = [f"--{name}" for name, value in known.items() if value is None and not hasattr(args, name)]
+        also = f" (and {', '.join(unsaid)}, as far as these data don't say)" if unsaid else ""
+        raise ValueError(f"--data must be given: {checkpoint.name} does not say what it was trained on{also}")
+    data, where = source
     clean = open_clean(data, args.split, size, where)
     if isinstance(clean.pixels, ImageFolder) and checkpoint.size is None and corrupted is None and not given:
         raise ValueError(
@@ -286,7 +293,8 @@ def _results(
 ) -> Results:
     """Describe the evaluation: by what it is of, and by all that its figures depend on."""
     clean, corrupted = images.clean, images.corrupted
-    source, frost = ("generated", frost_source()) if corrupted is None else (corrupted.source, corrupted.frost)
+    source = "generated" if corrupted is None else corrupted.source
+    frost = frost_source(used="frost" in _cells(args)[0]) if corrupted is None else corrupted.frost
     header = {
         "source": source,
         "frost": frost,
@@ -319,9 +327,8 @@ def _results(
     if network.kept is not None:
         fingerprint["choice of outputs"] = describe_outputs(network.kept, network.outputs)
     digests = {} if corrupted is None else cell_digests(corrupted)
-    out = checkpoint.folder / f"robustness-{source}"
     results = Results(
-        getattr(args, "out", out),
+        getattr(args, "out", checkpoint.folder / f"robustness-{source}"),
         header,
         fingerprint,
         environment(process),

@@ -29,7 +29,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="fastmoll",
-        description="Robust classifiers from mollified images. Training: torchrun train/imagenet.py --help",
+        description="Robust classifiers from mollified images. Training: torchrun -m fastmoll.train.imagenet --help, "
+        "and fastmoll.train.small_images.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"fastmoll {fastmoll.__version__}")
@@ -39,8 +40,9 @@ def _parser() -> _Parser:
         "check",
         help="decode every file of a data set, list the bad and the odd ones",
         description="Decode every file of a data set in parallel with DALI's CPU decoder, and list those that are bad "
-        "(training would stop on them) or odd (handled, but worth knowing: a PNG named .JPEG, CMYK, an EXIF "
-        "orientation, corrupt data), each with its reason. Files with other extensions than an image's are counted.",
+        "(training stops on them, unless it is told to take others) or odd (handled, but worth knowing: a PNG named "
+        ".JPEG, CMYK, an EXIF orientation, corrupt data), each with its reason. Files with other extensions than an "
+        "image's are counted.",
         epilog="Exit status: 0 all good, 1 files were listed, 2 bad usage or no data set there.",
         allow_abbrev=False,
     )
@@ -160,11 +162,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        args = _parser().parse_args(arguments)
+        args, unknown = _parser().parse_known_args(arguments)
     except SystemExit as stop:  # argparse ends the process for --help, --version and bad usage
         return stop.code if isinstance(stop.code, int) else 0
     options = vars(args)
     command = options.pop("command")
+    if unknown:  # argparse would name the help of all commands, which has no options of this one
+        sys.stderr.write(f"error: unrecognized arguments: {' '.join(unknown)} (see fastmoll {command} --help)\n")
+        return 2
     try:
         if command in _OF_THEIR_OWN:
             status: int = _OF_THEIR_OWN[command].run(args)

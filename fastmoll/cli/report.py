@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
         help="tables, figures and an HTML page from finished evaluations",
         description="Make the paper's tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) from evaluations of "
         "fastmoll evaluate, put what the paper prints beside what was measured, and write one HTML page with all of "
-        "it, which needs no other file. Runs that differ in their seed alone are averaged; figures on official and on "
-        "generated images never are.",
+        "it, which needs no other file. Runs that differ in their seed alone are averaged, but never official with "
+        "generated images.",
         epilog="Exit status: 0 written, 2 bad input, before anything is written.",
         allow_abbrev=False,
     )
@@ -29,7 +29,8 @@ def add(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="folder of a run that was evaluated, of one of its evaluations, or of many runs (a sweep's)",
+        help="folder of a run that was evaluated, of one of its evaluations, or of many runs (a sweep's), or a "
+        "robustness.json",
     )
     report.add_argument(
         "-o",
@@ -43,8 +44,8 @@ def add(commands: Any) -> None:
         "--images",
         type=Path,
         metavar="FOLDER",
-        help="folder of images, or a small data set, for the figures that need pictures: information against blur and "
-        "the spectra of the corruptions (default: these are left out)",
+        help="folder of images, or a small data set, for the figures that need pictures: information against blur, "
+        "the corruptions and their spectra (default: these are left out)",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-import torch
 from torch import nn
 from torchvision import models
 
 from fastmoll.kernels.checks import installed
-from fastmoll.models import check_model_name
+from fastmoll.models import check_model_name, from_timm
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.robustness.networks import call_function, describe_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
-from fastmoll.sweep.file import AXES, QUIET, QUIET_RUN, flat, read_settings
+from fastmoll.sweep.settings import AXES, QUIET, QUIET_RUN, flat, read_settings
 from fastmoll.weights import FORMAT, build_model, load_weights, read_file
 
 _OPTION: Final = "CHECKPOINT"
@@ -152,17 +150,13 @@ class Checkpoint:
         return data_name(place) in (images.name, data_name(data))
 
     @property
-    def data(self) -> tuple[str, str | None]:
-        """What it was trained on, as the first and the last argument of `open_clean`.
-
-        Raises:
-            ValueError: the checkpoint doesn't say.
-        """
+    def data(self) -> tuple[str, str | None] | None:
+        """What it was trained on, as the first and the last argument of `open_clean`, where it says so."""
         ours = self.config.get("data", {})
         name, path = ours.get("name"), ours.get("path")
-        if name is None and path is None:
-            raise ValueError(f"--data must be given: {self.name} does not say what it was trained on")
-        return (str(path), None) if name is None else (str(name), path)
+        if name is None:
+            return None if path is None else (str(path), None)
+        return str(name), path
 
     @property
     def training(self) -> dict[str, Any]:
@@ -200,18 +194,6 @@ def find_checkpoint(name: str, net: str | None = None) -> Checkpoint:
             raise ValueError(f"--net: {name} says its network itself, got {net!r}")
         return kinds[kind](name, rest)
     return _file(name, net)
-
-
-def digest(model: nn.Module) -> str:
-    """Hex digest of the names and values of a network's parameters and buffers."""
-    content = hashlib.blake2b(digest_size=16)
-    for key, value in model.state_dict().items():
-        if not isinstance(value, torch.Tensor):  # what a module keeps besides
-            content.update(f"{key} {value!r}".encode())
-            continue
-        content.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        content.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return content.hexdigest()
 
 
 def _torchvision(name: str, rest: str) -> Checkpoint:
@@ -252,18 +234,17 @@ def _timm(name: str, net: str) -> Checkpoint:
         near = timm.list_models(f"*{net}*")[:3]
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"{_OPTION}: timm has no model {net!r}{hint}")
+    _check_name(net, _OPTION)  # its tag
     facts = timm.get_pretrained_cfg(net)
     if facts is None or not facts.has_weights:
         raise ValueError(f"{_OPTION}: timm has no weights of {net}")
 
     def build(classes: int, size: int, load: bool) -> nn.Module:
-        options = {"img_size": size} if facts.fixed_input_size else {}
         try:
-            model: nn.Module = timm.create_model(net, pretrained=load, num_classes=classes, **options)
+            return from_timm(net, classes, size, pretrained=load)
         except Exception as error:  # the hub's errors are of many types, and none says what was asked for
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"{_OPTION}: {name} can't be loaded: {reason}") from error
-        return model
 
     return Checkpoint(
         name,
@@ -306,10 +287,15 @@ def _file(name: str, net: str | None) -> Checkpoint:
             net, data = trained, config["data"]
             # Networks for small images may have the form for them; only that trainer's settings name their data.
             stem = None if "name" in data else False
-            mean, std, size = (data["mean"], data["std"], None) if stem is None else (MEAN, STD, data["size"])
+            if stem is None:
+                mean, std, size = data["mean"], data["std"], None
+            else:  # None is ImageNet's, as in earlier versions, which have no such settings
+                mean, std, size = data.get("mean") or MEAN, data.get("std") or STD, data["size"]
             _ = config["data"]["augment"], config["mollify"]["enabled"], config["run"]["seed"]
         elif net is None:
-            raise ValueError(f"--net: {path} doesn't say of which network it is: name it")
+            raise ValueError(
+                f"--net must be given: {path} doesn't say of which network it is, nor what it was trained on (--data)"
+            )
         else:
             if net.startswith(_PREFIXES):
                 prefix, _, bare = net.partition(":")

@@ -64,6 +64,18 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any],
     return f"{place if path is None else path.name}:{name}", function, module
 
 
+def digest(model: nn.Module) -> str:
+    """Hex digest of the names and values of a network's parameters and buffers."""
+    content = hashlib.blake2b(digest_size=16)
+    for key, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):  # what a module keeps besides
+            content.update(f"{key} {value!r}".encode())
+            continue
+        content.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        content.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return content.hexdigest()
+
+
 def describe_function(name: str, function: Callable[..., Any], module: ModuleType) -> str:
     """The name of a function and a digest of its code.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fastmoll.kernels.checks import check_integer
 from fastmoll.pipelines import MEAN, STD, check_dali
 from fastmoll.pipelines.cifar import find_cifar
-from fastmoll.pipelines.corrupted import image_size
+from fastmoll.pipelines.decoded import image_size
 from fastmoll.pipelines.errors import BadImageError
 from fastmoll.pipelines.files import ImageFolder, scan_folder, split_folder
 from fastmoll.pipelines.small import KNOWN, NAMES, SmallData, Triple, read_small

@@ -118,7 +118,7 @@ def write_corrupted(
         "layout": layout,
         "seed": seed,
         "quality": quality if layout == "imagenet-c" else None,
-        "frost": frost_source(),
+        "frost": frost_source(used="frost" in names),
     }
     with _claimed(root, settings), Bar(unit=" images", dynamic_ncols=True, disable=not progress) as bar:
         if layout == "imagenet-c":

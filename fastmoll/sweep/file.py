@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,40 +17,9 @@ import fastmoll
 from fastmoll.augment import parse_augment
 from fastmoll.models import check_model_name
 from fastmoll.pipelines.small import NAMES
+from fastmoll.sweep.settings import AXES, OWN, QUIET, QUIET_RUN, TRAINERS, flat, plain_error, read_settings
 
-TRAINERS: Final = ("small_images", "imagenet")
-AXES: Final = {
-    "data": "data.name",
-    "net": "model.name",
-    "augment": "data.augment",
-    "mollify": "mollify.enabled",
-    "seed": "run.seed",
-}
-"""Axes of a grid, and the settings of the trainer that they are."""
 _KEYS: Final = (*AXES, "trainer", "options", "vary")
-_OWN: Final = ("run.output", "run.resume", "run.evaluate", "run.resident", "run.device")
-# Settings that change how a run is done or reported, not what comes out: they neither name nor distinguish runs.
-QUIET: Final = ("data.path", "data.threads", "data.decoder", "data.hw_decoder_load", "mollify.backend", *_OWN)
-QUIET_RUN: Final = ("run.checkpoint_every", "run.validate_every", "run.log_every")
-
-# Run in a process of its own, because fastmoll does not import its trainers: reads [[trainer, arguments], ...], writes
-# for each the settings that follow or what is wrong. No network, no data, no GPU: a few hundredths of a second each.
-_READ_SETTINGS: Final = """
-import contextlib, io, json, sys
-from fastmoll.train import config
-def read(trainer, arguments):
-    text = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(text):
-            settings = {"small_images": config.parse_small, "imagenet": config.parse}[trainer](arguments)
-        config.check(settings)
-    except SystemExit:
-        return {"error": text.getvalue()}
-    except ValueError as error:
-        return {"error": str(error)}
-    return {"settings": settings.plain()}
-json.dump([read(*request) for request in json.load(sys.stdin)], sys.stdout)
-"""
 
 
 @dataclass(frozen=True)
@@ -260,7 +226,7 @@ class _Sweep:
             axis = next((axis for axis, setting in AXES.items() if name in (axis, setting)), None)
             if axis is not None:
                 self.fail(table, f"{key}: {name} is given by the key {axis}", key)
-            if name in _OWN:
+            if name in OWN:
                 self.fail(table, f"{key}: {name} is set by the sweep itself", name.rpartition(".")[2])
         return options
 
@@ -295,11 +261,11 @@ class _Sweep:
             names = [*flat(base["settings"])]
             for name in request.options:
                 if name not in names:
-                    close = nearest(name, [x for x in names if x not in (*_OWN, *AXES.values())])
+                    close = nearest(name, [x for x in names if x not in (*OWN, *AXES.values())])
                     self.fail(request.table, f"unknown option {name!r}: did you mean {close!r}?", *name.split(".")[-1:])
         answer = base if answer is None else answer
         if "error" in answer:
-            message = _plain_error(answer["error"])
+            message = plain_error(answer["error"])
             named = [name for name in request.options if name.replace("_", "-") in message.replace("_", "-")]
             self.fail(request.table, message, *(x.rpartition(".")[2] for x in named[:1]))
         return flat(answer["settings"])
@@ -354,36 +320,6 @@ def _flag(mollify: bool) -> str:
     return "--mollify" if mollify else "--no-mollify"
 
 
-def environment_alone() -> dict[str, str]:
-    """The environment without what tells a trainer that it is one of several processes: those it would wait for."""
-    return {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
-
-
-def read_settings(requests: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, Any]]:
-    """What the trainers make of these command lines."""
-    done = subprocess.run(
-        [sys.executable, "-c", _READ_SETTINGS],
-        input=json.dumps(requests),
-        env=environment_alone(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the trainer's settings can't be read:\n{done.stderr}")
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
-    return answers
-
-
-def _plain_error(text: str) -> str:
-    """The message in the trainer's box, without the box, its title and the help that follows."""
-    lines = [line.strip("╭╮╰╯│ ") for line in text.splitlines()]
-    if not text.lstrip().startswith("╭"):
-        return " ".join(lines)
-    body = itertools.takewhile(lambda line: line.strip("─"), lines[1:])
-    return " ".join(body)
-
-
 def _words(name: str, value: Any) -> list[str]:
     """A setting on the trainer's command line."""
     option = "--" + name.replace("_", "-")
@@ -393,11 +329,3 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, list):
         return [option, *map(as_text, value)]
     return [f"{option}={as_text(value)}"]
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names: ``{"optim": {"lr": 1}}`` is ``{"optim.lr": 1}``."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found

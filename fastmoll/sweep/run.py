@@ -20,7 +20,8 @@ from typing import BinaryIO, Final
 import torch
 
 from fastmoll.pipelines.small import find_small
-from fastmoll.sweep.file import AXES, Run, as_text, environment_alone, find_file, nearest, read_sweep
+from fastmoll.sweep.file import Run, as_text, find_file, nearest, read_sweep
+from fastmoll.sweep.settings import AXES, environment_alone
 from fastmoll.sweep.table import as_csv, as_markdown, make_rows, read_result
 
 _POLL: Final = 0.2

@@ -137,18 +137,21 @@ def make_rows(runs: Iterable[Run], out: Path) -> list[Row]:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """The table for reading; a pipe table of Markdown, in columns."""
+    sets = {row.corrupted_set for row in rows if row.source == "here" and "corrupted" in row.means}
+    usual = sets.pop() if len(sets) == 1 else ""
     lines: list[list[str]] = [["data", "net", "augment", "mollify", "settings", "source", "seeds", *_HEADS]]
     for row in rows:
         here = row.source == "here"
         cells = [row.data, row.net, row.augment, "yes" if row.mollify else "no", row.settings] if here else [""] * 5
-        lines.append([*cells, row.source, str(row.seeds or ""), *(_cell(row, metric) for metric in METRICS)])
+        lines.append([*cells, row.source, str(row.seeds or ""), *(_cell(row, metric, usual) for metric in METRICS)])
     lines = [[*map(escape_markdown, line)] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     table = ["| " + " | ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)) + " |" for line in lines]
     sources = {row.source for row in rows} - {"here"}
     lacking = any(row.source == "here" and "corrupted" not in row.means for row in rows)
-    notes = [_NOTE, *([_TO_DO] if lacking else [])]
+    notes = [_NOTE, *([f"Corrupted images, where nothing else is said: {escape_markdown(usual)}."] if usual else [])]
+    notes += [_TO_DO] if lacking else []
     notes += [*([_PAPER_NOTE] if sources else []), *([_TABLE_2_NOTE] if _TABLE_2 in sources else [])]
     return "\n".join([*table, "", *notes, ""])
 
@@ -165,14 +168,14 @@ def as_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _cell(row: Row, metric: str) -> str:
+def _cell(row: Row, metric: str, usual: str) -> str:
     mean, deviation = row.means.get(metric), row.deviations.get(metric)
     if mean is None:
         return "–"
     digits = 4 if metric in ("nll", "ece") else 2
     # The paper's numbers are text, with the digits that it prints.
     texts = [x if isinstance(x, str) else f"{x:.{digits}f}" for x in (mean, deviation) if x is not None]
-    label = [f"({row.corrupted_set})"] if metric == "corrupted" and row.corrupted_set else []
+    label = [f"({row.corrupted_set})"] if metric == "corrupted" and row.corrupted_set not in ("", usual) else []
     return " ".join([" ± ".join(texts), *label])
 
 
