@@ -79,8 +79,8 @@ def candidates() -> Iterable[Candidate]:
     ):
         for value in values:
             yield "triton", launch, {name: value}
-    for rows, resident in itertools.product((16, 32), (1, 2, 3, 4)):
-        yield "cupy", "batch_tail", {"rows": rows, "resident": resident}
+    for rows, warps in itertools.product((16, 32), (14, 21, 24, 28, 32)):
+        yield "cupy", "batch_tail", {"rows": rows, "warps": warps}
 
 
 def runner(tail: Tail, backend: str, launch: str, options: dict[str, int]) -> Callable[[], Tensor]:
@@ -88,7 +88,7 @@ def runner(tail: Tail, backend: str, launch: str, options: dict[str, int]) -> Ca
     if backend == "cupy":
         from fastmoll.kernels.batch_tail_cupy import batch_tail_cupy
 
-        return partial(batch_tail_cupy, tail, rows=(options["rows"],), resident=options["resident"])
+        return partial(batch_tail_cupy, tail, rows=(options["rows"],), warps=options["warps"])
     from fastmoll.kernels.batch_tail_triton import batch_tail_triton, blocks_for
 
     blocks = blocks_for(tail)
@@ -122,8 +122,8 @@ def entries(tail: Tail, best: Sequence[tuple[Candidate, float]], clock: Clock, r
     present = next((ms for (_, launch, _), ms in best if not launch), 0.0)
     for (backend, launch, options), ms in best:
         if backend == "cupy" and not lines:
-            rows, resident = options["rows"], options["resident"]
-            lines.append(f"# CuPy, {tail.height} pixels: {ms:.4f} ms\nrows=({rows},), resident={resident}")
+            rows, warps = options["rows"], options["warps"]
+            lines.append(f"# CuPy, {tail.height} pixels: {ms:.4f} ms\nrows=({rows},), warps={warps}")
         if backend == "triton" and launch not in changed and ms < present:
             changed[launch] = {**getattr(blocks_for(tail), launch), **options}
     blocks = replace(blocks_for(tail), **changed)

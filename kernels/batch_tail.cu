@@ -25,13 +25,13 @@
 
 // Grid: (batch * ceil(height / ROWS), channels), or, if FAST, (..., 2): first the blocks of blurred images, which take
 // longest, so that the others fill the gaps they leave at the end; without roles (..., 1). Block: whole warps.
-// Dynamic shared memory: T (or what make_kernel or stream_flat needs, if that is larger), A_H, the table of A_W.
+// Dynamic shared memory: T (or what make_kernel or stream_flat needs, if that is larger), the tables of A_H and A_W.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_tail(const byte* images, void* out,
     const float* scale_bias, const byte* flip, const i64* partner, const float* lam, const int* box,
     const signed char* role, const float* temperature, const i64* index, int batch, int channels, int height, int width,
     int type, i64 image_stride, i64 row_stride, i64 column_stride, i64 channel_stride, i64 out_image_stride,
     i64 out_row_stride, i64 out_column_stride, i64 out_channel_stride, u32 seed_low, u32 seed_high, u32 epoch_purpose,
-    float log_sigma_min, float log_sigma_max, int matrix_offset, int table_offset, int channels_last)
+    float log_sigma_min, float log_sigma_max, int table_offset, int channels_last)
 {
     extern __shared__ uint4 shared[];
 #if FAST
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_tail(const
         float t = temperature[image];
         float sigma = expf((1.0f - t) * log_sigma_min + t * log_sigma_max);
         blur_rows(in, s, out, out_image, out_row_stride, out_column_stride, out_channel_stride, first, sigma,
-            scale_bias, bias, (byte*)shared, matrix_offset, table_offset, channels_last);
+            scale_bias, bias, (byte*)shared, table_offset, channels_last);
         return;
     }
     Noise noise = {1.0f, 0.0f, {0, epoch_purpose, 0}, {seed_low, seed_high}};

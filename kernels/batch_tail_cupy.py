@@ -42,12 +42,12 @@ class Launch:
     keep: tuple[Tensor, ...]
 
 
-def batch_tail_cupy(tail: Tail, *, rows: Sequence[int] = (32, 16), resident: int = 3) -> Tensor:
+def batch_tail_cupy(tail: Tail, *, rows: Sequence[int] = (32, 16), warps: int | None = None) -> Tensor:
     """Compute :func:`fastmoll.kernels.batch_tail.batch_tail` in one launch on torch's current stream.
 
     Args:
         tail: the checked arguments.
-        rows, resident: see :func:`plan`.
+        rows, warps: see :func:`plan`.
 
     Raises:
         ValueError: images that are not on a CUDA device.
@@ -63,7 +63,7 @@ def batch_tail_cupy(tail: Tail, *, rows: Sequence[int] = (32, 16), resident: int
             device=device,
             memory_format=tail.memory_format,
         )
-        launch = plan(tail, out, shared_limit(out.get_device()), rows=rows, resident=resident)
+        launch = plan(tail, out, shared_limit(out.get_device()), rows=rows, warps=warps)
         kernel = load_kernel("batch_tail.cu", "batch_tail", launch.macros, out.get_device())
         kernel.launch(
             launch.grid, launch.threads, launch.shared, launch.arguments, torch.cuda.current_stream().cuda_stream
@@ -117,7 +117,9 @@ def _to_torch(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: convert(name, value) for name, value in arguments.items()}
 
 
-def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (32, 16), resident: int = 3) -> Launch:
+def plan(
+    tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (32, 16), warps: int | None = None
+) -> Launch:
     """Lay out the launch that fills ``out``.
 
     Args:
@@ -125,8 +127,8 @@ def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (3
         out: ``(B, C, H, W)`` of the dtype and memory format asked for, on images' device.
         shared_limit: bytes of shared memory that a block may have on the device, at least 99 KiB.
         rows: rows of a block, multiples of 16; the first that fits is taken.
-        resident: blocks of 256 threads whose registers shall fit a multiprocessor beside each other, if the kernel is a
-            fast one and shared memory has room for them.
+        warps: of all blocks whose registers shall fit a multiprocessor beside each other, if the kernel is a fast one
+            and shared memory has room for them; by default 28, or 24 where a block may have less than 160 KiB.
     """
     images = tail.images
     pixels = images.dtype == torch.uint8
@@ -146,22 +148,22 @@ def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (3
     mix = 3 if not fast else 0 if tail.partner is None else 1 if tail.lam is not None else 2
     groups = -(-tail.width // 32)
     threads = 32 * max(4, -(-groups // -(-groups // 8)))
-    # Shared memory as batch_tail.cu has it: T, or h and what it is made with, or pixels; A_H; the table of A_W.
+    # Shared memory as batch_tail.cu has it: T, or h and what it is made with, or pixels; the tables of A_H and A_W.
     halves = 1 if output else 2
     longest = max(tail.height, tail.width)
     work = 4 * (3 * 32 * -(-longest // 32) + 2 + 4 * longest + 2)
-    table = 4 * 3 * 32 * groups
+    tables = 4 * 3 * 32 * (-(-tail.height // 32) + groups)
     for height in rows:
         stage = fast * (2 if mix else 1) * height * row_stride
-        product = halves * (3 if fast else 1) * height * (32 * groups + 8) * 2
-        matrix_offset = max(product, -(-max(work, stage) // 16) * 16)
-        table_offset = matrix_offset + halves * height * (-(-tail.height // 16) * 16 + 8) * 2
-        shared = stage if tail.role is None else table_offset + table
+        product = halves * (3 if fast else 1) * height * (32 * groups + 4) * 2
+        table_offset = -(-max(product, work, stage) // 16) * 16
+        shared = stage if tail.role is None else table_offset + tables
         if shared <= shared_limit:
             break
     # A multiprocessor has 1 KiB more than a block may ask for, and every block takes 1 KiB beside what it asks for.
     room = (shared_limit + 1024) // (shared + 1024)
-    resident = max(2, min(resident * 256 // threads, room)) if fast else 2
+    warps = warps or (28 if shared_limit >= 160 * 1024 else 24)
+    resident = max(2, min(32 * warps // threads, room)) if fast else 2
 
     parameters = [
         _scale_bias(tail.mean, tail.std, pixels, images.device),
@@ -180,7 +182,7 @@ def plan(tail: Tail, out: Tensor, shared_limit: int, *, rows: Sequence[int] = (3
         *map(np.int64, (out_image, out_row, out_column, out_channel)),
         *map(np.uint32, (tail.seed & 0xFFFFFFFF, tail.seed >> 32, tail.epoch | NOISE << EPOCH_BITS)),
         *map(np.float32, (np.log(tail.sigma_min), np.log(tail.sigma_max))),
-        *map(np.int32, (matrix_offset, table_offset, tail.memory_format == torch.channels_last)),
+        *map(np.int32, (table_offset, tail.memory_format == torch.channels_last)),
     )
     return Launch(
         macros=(

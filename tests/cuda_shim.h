@@ -31,6 +31,7 @@
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -286,17 +287,24 @@ inline void wait_for_copies()
     shim::fibers[shim::current].copies.clear();
 }
 
-inline float __shfl_xor_sync(unsigned mask, float value, int lanes)
+inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes)
 {
     if (mask != 0xFFFFFFFFu)
         shim::fail("a shuffle without all lanes");
-    uint32_t in[2] = {__float_as_uint(value), (uint32_t)lanes}, out;
+    uint32_t in[2] = {value, (uint32_t)lanes}, out;
     shim::together(0, in, 2, &out, 1, [](shim::Slot* row) {
         for (int lane = 0; lane < kLanes; lane++)
             row[lane].out[0] = row[lane ^ row[lane].in[1]].in[0];
     });
-    return __uint_as_float(out);
+    return out;
 }
+
+inline float __shfl_xor_sync(unsigned mask, float value, int lanes)
+{
+    return __uint_as_float(__shfl_xor_sync(mask, __float_as_uint(value), lanes));
+}
+
+inline void __syncwarp() { shim::together(3, nullptr, 0, nullptr, 0, [](shim::Slot*) {}); }
 
 inline void load_matrices(uint32_t (&a)[4], const uint16_t* address)
 {

@@ -366,15 +366,15 @@ def test_what_tuning_found_is_source_for_the_kernels(monkeypatch: pytest.MonkeyP
     tail = make((1, 3, 64, 64))
     present = batch_tail_triton.blocks_for(check(tail))
     best: Any = [
-        (("cupy", "batch_tail", {"rows": 16, "resident": 4}), 1.0),
-        (("cupy", "batch_tail", {"rows": 32, "resident": 3}), 1.1),
+        (("cupy", "batch_tail", {"rows": 16, "warps": 28}), 1.0),
+        (("cupy", "batch_tail", {"rows": 32, "warps": 21}), 1.1),
         (("triton", "down", {"num_stages": 5}), 1.8),
         (("triton", "down", {"num_stages": 3}), 1.9),
         (("triton", "", {}), 2.0),
         (("triton", "across", {"num_stages": 5}), 2.1),
     ]
     cupy, triton = tune.entries(check(tail), best, harness.Clock(CPU), 1)
-    assert cupy == "# CuPy, 64 pixels: 1.0000 ms\nrows=(16,), resident=4"
+    assert cupy == "# CuPy, 64 pixels: 1.0000 ms\nrows=(16,), warps=28"
     heading, source = triton.split("\n")
     assert heading == "# Triton, 64 pixels: 1.5000 ms, 2.0000 with the present blocks"
     blocks = eval(source, {"Blocks": batch_tail_triton.Blocks})

@@ -33,7 +33,7 @@ def test_shared_memory_fits_every_size(size: int, architecture: int, source: tor
         assert 128 <= plan.threads <= 256
 
 
-@pytest.mark.parametrize(("architecture", "size", "blocks"), [(80, 224, 2), (90, 224, 3), (90, 384, 2), (90, 32, 6)])
+@pytest.mark.parametrize(("architecture", "size", "blocks"), [(80, 224, 3), (90, 224, 4), (90, 384, 2), (90, 32, 7)])
 def test_blocks_of_a_batch_fit_a_multiprocessor_beside_each_other(architecture: int, size: int, blocks: int) -> None:
     limit = SHARED_LIMIT[architecture]
     plan = plan_for(size, 0, architecture)
@@ -63,8 +63,8 @@ def test_fast_kernels_compile_to_matrix_instructions_without_spills_between_them
     use = compile_cuda(plan.macros, architecture)
     code = Code(use.sass)
     assert use.registers * plan.threads * dict(plan.macros)["RESIDENT"] <= 65536
-    # Three blocks beside each other are faster than two without a stack, as long as no inner loop visits it.
-    assert use.stack <= 32
+    # More blocks beside each other are faster than fewer without a stack, as long as no inner loop visits it.
+    assert use.stack <= 64
     assert code.find("HMMA")
     assert not [loop for loop in code.find("HMMA") if code.count("LDL|STL", loop)]
 
@@ -74,11 +74,13 @@ SLOW = {"pixels": (1, 2), "pixels to float32": (1, 0), "float": (0, 2), "float t
 
 @pytest.mark.parametrize("architecture", SHARED_LIMIT)
 @pytest.mark.parametrize("variant", SLOW)
-def test_kernels_for_any_strides_compile_without_stack(variant: str, architecture: int) -> None:
+def test_kernels_for_any_strides_compile_without_spills_in_their_loops(variant: str, architecture: int) -> None:
     pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++")
     pixels, output = SLOW[variant]
     macros = {"PIXELS": pixels, "OUTPUT": output, "FAST": 0, "MIX": 3, "ROWS": 32, "THREADS": 256, "RESIDENT": 2}
     use = compile_cuda(tuple((macros | {"HEIGHT": 0, "WIDTH": 0}).items()), architecture)
-    assert use.stack == 0
+    code = Code(use.sass)
+    assert use.stack <= 8
     assert use.registers <= 128, "two blocks of 256 threads must fit the registers of a multiprocessor"
-    assert Code(use.sass).find("HMMA")
+    assert code.find("HMMA")
+    assert not [loop for loop in code.find("HMMA") if code.count("LDL|STL", loop)]
