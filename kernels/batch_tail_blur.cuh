@@ -179,9 +179,17 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
     u32* down = (u32*)(shared + table_offset);     // of h for A_H
     u32* across = down + 3 * round_up(height, 32); // and for A_W
     int reach = find_reach(sigma, height), from, to;
+    find_band(from, to, first, ROWS, reach, height, 16);
+#if FAST
+    // What product 1 will read comes closer while h is made.
+    for (int i = 128 * threadIdx.x, size = (min(to, height) - from) * 3 * WIDTH; i < size; i += 128 * THREADS) {
+        prefetch_line(in.images + s.own + from * (3 * WIDTH) + i);
+        if (MIX != 0 && (s.mixed || s.boxed))
+            prefetch_line(in.images + s.other + from * (3 * WIDTH) + i);
+    }
+#endif
     make_kernel(whole, work, sigma, height, reach);
     make_table<1>(down, whole, height, A_UNIT);
-    find_band(from, to, first, ROWS, reach, height, 16);
     int upper = reach - first, lower = 2 * height - reach - first - ROWS - 16; // no border between
     if (width != height) {
         __syncthreads();

@@ -75,6 +75,12 @@ __device__ __forceinline__ void copy_async(byte* to, const byte* from)
                  : "memory");
 }
 
+// Ask for a line of 128 bytes to come to the second-level cache.
+__device__ __forceinline__ void prefetch_line(const byte* line)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
+
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ float fast_sqrt(float x)

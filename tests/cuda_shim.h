@@ -280,6 +280,13 @@ inline void copy_async(unsigned char* to, const unsigned char* from)
     shim::fibers[shim::current].copies.push_back({to, from});
 }
 
+// Reads what it is asked for, so that an address outside of the images shows.
+inline void prefetch_line(const unsigned char* line)
+{
+    volatile unsigned char byte = *line;
+    (void)byte;
+}
+
 inline void wait_for_copies()
 {
     for (auto [to, from] : shim::fibers[shim::current].copies)
