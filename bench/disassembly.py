@@ -81,9 +81,8 @@ class Code:
                 total[name] += value * part  # type: ignore[assignment]
         return total
 
-    def body(self, loop: Loop, without: Sequence[Loop] = (), noise: bool | None = None) -> Counts:
-        """One round of a loop, less loops inside it; forward branches share out evenly, except that those over MUFU
-        are taken without ``noise`` and not taken with it."""
+    def body(self, loop: Loop) -> Counts:
+        """One round of a loop; forward branches share out evenly."""
         chance = {i: 0.0 for i in range(loop.first, loop.last + 2)}
         chance[loop.first] = 1.0
         for i in range(loop.first, loop.last + 1):
@@ -92,11 +91,9 @@ class Code:
                 chance[i + 1] += chance[i] if falls else 0.0
                 continue
             share = 0.5 if falls else 1.0
-            if noise is not None and falls and self.count("MUFU", Loop(i + 1, to - 1)):
-                share = 0.0 if noise else 1.0
             chance[to] += share * chance[i]
             chance[i + 1] += (1.0 - share) * chance[i]
-        places = [i for i in range(loop.first, loop.last + 1) if not any(x.first <= i <= x.last for x in without)]
+        places = range(loop.first, loop.last + 1)
         return self.tally(places, [min(chance[i], 1.0) for i in places])
 
 

@@ -20,10 +20,13 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import triton_compile
 from cuda_compile import compile_cuda
-from disassembly import Code, Counts, outside, times, total_of
+from disassembly import Code, Counts, classify, outside, times, total_of
+from sass.interpreter import run_block
+from sass.program import Program
 
 from fastmoll.kernels import batch_tail_cupy, batch_tail_triton
 from fastmoll.kernels.batch_tail import Tail, check_tail
+from fastmoll.kernels.draw import BLUR, CLEAN, NOISE
 
 CHANNELS = 3
 MMA_FLOPS = 2 * 16 * 8 * 16  # of one mma.sync.m16n8k16
@@ -76,7 +79,7 @@ def triton_steps(size: int, block: int, depth: int, sigma: float) -> int:
 
 def cuda_steps(size: int, span: int, step: int, sigma: float) -> int:
     """Steps of 16 over the band, summed over spans, of ``find_band`` in the CUDA C++ with that ``step``."""
-    reach = min(math.ceil(max(32.0, 4.0 * sigma)), size)
+    reach = min(math.ceil(max(4.0 * sigma, min(32.0, 80.0 - 72.0 * sigma))), size)
     total = 0
     for first in range(0, size, span):
         begin = max(first - reach, 0) // step * step
@@ -206,76 +209,47 @@ def cuda_work(size: int, rows: int) -> tuple[Work, Work, Work]:
     values, tiles = size * size * CHANNELS, math.ceil(size / rows)
     stream = Work(blocks=tiles, pixels=values, result=2 * values, l2=3 * values)
     first = mean_steps(lambda s: cuda_steps(size, rows, 16, s), size)
-    second = mean_steps(lambda s: cuda_steps(size, 32, 32, s), size)
+    second = mean_steps(lambda s: cuda_steps(size, 32, 16, s), size)
     groups = math.ceil(size / 32)
     flops = 2 * 16 * CHANNELS * (first * rows * 32 * groups + second * rows * tiles * 32)
     l2 = 2 * values + first * 16 * size * CHANNELS
     return stream, stream, Work(blocks=tiles, pixels=values, result=2 * values, l2=l2, flops=flops)
 
 
-def cuda_model(size: int, architecture: int) -> LaunchModel:
-    """The one launch of the CuPy backend, compiled."""
-    tail = make_tail(size, 1)
-    out = torch.empty(1, CHANNELS, size, size, dtype=torch.bfloat16, memory_format=torch.channels_last)
-    plan = batch_tail_cupy.plan(tail, out, triton_compile.SHARED_LIMIT[architecture])
-    rows, warps = dict(plan.macros)["ROWS"], plan.threads // 32
-    compiled = compile_cuda(plan.macros, architecture)
-    code = Code(compiled.sass)
-    work = cuda_work(size, rows)
-    tiles, groups = math.ceil(size / rows), math.ceil(size / 32)
-    stream, stage = code.find("STG.*128", "HMMA"), code.find("LDGSTS", "HMMA")
-    # One loop for each of three words of four pixels, or one for all of them.
-    product1, product2 = code.find("HMMA", "LDS\\b"), code.find("HMMA", "LDG")
-    product2 = [x for x in product2 if x not in product1]
-    if not (stream and stage and product1 and len(product2) == 1):
-        raise ValueError(f"the loops of batch_tail.cu for sm_{architecture} are not as expected")
-    # The most unrolled of each does the work, what others do is left over.
-    stream, stage = (max(found, key=lambda x: x.last - x.first) for found in (stream, stage))
-    clean, noise = (code.body(stream, noise=noised) for noised in (False, True))
-    rounds = (
-        math.ceil(rows * size * CHANNELS / (8 * (plan.threads // 3 * 3))) * tiles * warps / code.count("STG", stream)
-    )
-    staged = times(code.body(stage), tiles * rows * size * CHANNELS / 8 / 32 / code.count("LDGSTS", stage))
+@functools.cache
+def cuda_instructions(size: int) -> tuple[Counts, Counts, Counts]:
+    """What the warps of a clean, a noised and a blurred image execute, as their code for sm_90 is interpreted.
 
-    parts = []
-    first = mean_steps(lambda s: cuda_steps(size, rows, 16, s), size)
-    second = mean_steps(lambda s: cuda_steps(size, 32, 32, s), size)
-    for loops, steps, around in (
-        (product1, first * CHANNELS * groups * (rows // 16) * 4, tiles * groups * CHANNELS),
-        (product2, second * tiles * (rows // 16) * CHANNELS * 4, tiles * groups * (rows // 16)),
-    ):
-        for loop in loops:
-            body = code.tally(range(loop.first, loop.last + 1))
-            parts.append(times(body, steps / len(loops) / code.count("HMMA", loop)))
-        outer = [x for x in code.loops if x not in loops and all(code.inside(loop, x) for loop in loops)]
-        shell = min(outer, key=lambda x: x.last - x.first)
-        parts.append(times(code.body(shell, loops), around / len(loops)))
-    # What a block prepares: loops in their order, the most unrolled of each kind; square images prepare once.
-    reach = np.minimum(np.ceil(np.maximum(32, 4 * scales(size))), size)
-    terms = np.minimum(np.ceil(6.5 * size / (scales(size) * math.pi)), size)
-    sums = float(np.mean((reach + 1) / 4 * np.ceil((terms + 1) / 8)))  # eight lanes a sum, four sums a warp
-    padded = 3 * groups * 32
-    for has, has_not, unit, elements in (
-        ("STS", "MUFU|STG|LDS\\b|HMMA|LDSM|FADD", "STS", 2 * size / 32),
-        ("MUFU.EX2", "STG|MUFU.SIN", "MUFU.EX2", size / 32),
-        ("FFMA", "SHFL|MUFU|FCHK|HMMA|STG|STS", "FFMA", sums),
-        ("FADD", "FFMA|STS|HMMA|STG|IABS", "LDS", float(np.mean(reach)) / 32 * warps),
-        ("IABS", "HMMA|STG", "IABS", padded / 32),
-        ("F2FP", "HMMA|STG", "F2FP", padded / 32 + first / tiles * 16 / 64 * rows),
-    ):
-        found = [x for x in code.find(has, has_not) if x.first < product1[0].first]
-        if not found:
-            continue
-        loop = max(found, key=lambda x: code.count(unit, x))
-        parts.append(times(code.tally(range(loop.first, loop.last + 1)), tiles * elements / code.count(unit, loop)))
-    sums_shells = [x for x in code.loops if code.count("SHFL", x) and x.last < product1[0].first]
-    if sums_shells:
-        shell = min(sums_shells, key=lambda x: x.last - x.first)
-        inside = [x for x in code.inner if x != shell and code.inside(x, shell)]
-        parts.append(times(code.body(shell, inside), tiles * float(np.mean(reach + 1)) / 4))
-    instructions = (total_of([times(role, rounds), staged]) for role in (clean, noise))
-    instructions = (*instructions, total_of(parts))
-    roles = (replace(w, instructions=c) for w, c in zip(work, instructions, strict=True))
-    return LaunchModel(
-        "batch_tail", (next(roles), next(roles), next(roles)), plan.threads, compiled.registers, plan.shared, False
-    )
+    Half of the images are flipped; blurred ones are the mean over some temperatures.
+    """
+    means = []
+    for role, count in ((CLEAN, 2), (NOISE, 2), (BLUR, 16)):
+        t = torch.from_numpy(1.0 - np.sqrt(1.0 - (np.arange(count) + 0.5) / count)).float()
+        roles = torch.full((count,), role, dtype=torch.int8)
+        tail = replace(make_tail(size, count), role=roles, t=t, flip=torch.arange(count) % 2 == 0)
+        launch = cuda_launch(tail, 90)
+        compiled = compile_cuda(launch.macros, 90)
+        program = Program(compiled.sass, compiled.registers, compiled.stack)
+        executed: Counter[int] = Counter()
+        for block in range(launch.grid[0]):
+            for trace in run_block(program, launch, (block, 0 if role == BLUR else 1)):
+                executed.update(trace.pc.tolist())
+        parts = [times(Counter(classify(program.code[i].name)), n / count) for i, n in executed.items()]
+        means.append(total_of(parts))
+    return means[0], means[1], means[2]
+
+
+def cuda_launch(tail: Tail, architecture: int) -> batch_tail_cupy.Launch:
+    """The launch of the CuPy backend, on a card of that architecture."""
+    shape = (tail.batch, CHANNELS, tail.height, tail.width)
+    out = torch.empty(shape, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    return batch_tail_cupy.plan(tail, out, triton_compile.SHARED_LIMIT[architecture])
+
+
+def cuda_model(size: int, architecture: int) -> LaunchModel:
+    """The one launch of the CuPy backend, compiled. Instructions are counted for sm_90, whatever the architecture."""
+    plan = cuda_launch(make_tail(size, 1), architecture)
+    compiled = compile_cuda(plan.macros, architecture)
+    work = zip(cuda_work(size, dict(plan.macros)["ROWS"]), cuda_instructions(size), strict=True)
+    clean, noise, blur = (replace(role, instructions=counts) for role, counts in work)
+    return LaunchModel("batch_tail", (clean, noise, blur), plan.threads, compiled.registers, plan.shared, False)

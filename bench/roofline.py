@@ -8,16 +8,19 @@ The model, for each launch and each card:
   launches' bytes exceed the second-level cache.
 - **L2**: what blocks load and store, each block by itself (a block's own re-reads hit the first level).
 - **tensor**: multiply-adds really issued: whole blocks, over the band only.
-- **issue**: instructions of the compiled kernel. Code on the path of a role counts once a warp, a loop as often as the
-  shape says: loops with matrix instructions by the products they must do, others by elements. In a loop of the
-  pointwise kernels, both sides of a forward branch (flip or not) count half. One instruction a cycle and scheduler,
-  or one in ``WARP_CYCLES`` of each warp that is resident, if those are too few.
+- **issue**: instructions. Of the CUDA C++ kernel those that its code for sm_90 executes when it is interpreted, for all
+  cards. Of the Triton kernels, code on the path of a role counts once a warp, a loop as often as the shape says: loops
+  with matrix instructions by the products they must do, others by elements, both sides of a forward branch (flip or
+  not) half. One instruction a cycle and scheduler, or one in ``WARP_CYCLES`` of each warp that is resident, if those
+  are too few.
 - **xu**, **imad**, **alu**, **lsu**: the same instructions against the pipes they share: 16 lanes a cycle and
   multiprocessor for MUFU and I2F, 64 for integer multiply-add (wide ones twice) and for integer logic, and for loads
   and stores 32 words.
 - The *floor* is the largest of these; the *prediction* divides all but memory, whose rate is one that copies reach, by
   ``REACHED`` first. Both add half a wave of blocks at the end, the time blocks without work hold their places, and the
   gaps between launches.
+
+``python bench/run.py simulate`` runs the H200's CUDA C++ kernel cycle by cycle, and is the better guess for that one.
 
 Temperatures of blurred images are the quantiles of Beta(1, 2), which ``bench/fused.py`` draws from; half of the images
 are flipped.

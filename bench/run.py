@@ -23,6 +23,7 @@ from harness import environment, table
 from loader import bench_loader
 from mollify import bench_mollify
 from roofline import bench_roofline
+from simulate import bench_simulate
 from sweep import bench_sweep, plot
 from training import bench_train
 from tune import bench_tune
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[..., Any]] = {
     "mollify": bench_mollify,
     "plot": plot,
     "roofline": bench_roofline,
+    "simulate": bench_simulate,
     "sweep": bench_sweep,
     "train": bench_train,
     "tune": bench_tune,

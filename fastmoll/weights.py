@@ -214,7 +214,9 @@ def _find(name: str, weights: str, option: str, instead: str) -> tuple[dict[str,
     path = Path(weights)
     if not path.is_file():
         owner, offers = ("timm", [*timm_offers(name)]) if is_timm(name) else ("torchvision", [*known])
-        hint = f"; timm's own are those of networks of timm, --model.name {name}.TAG" if weights == "timm" else ""
+        hint = "; timm's own are those of networks of timm" if weights == "timm" else ""
+        if hint and is_timm(f"{name}."):  # which has one of that name as well
+            hint += f", --model.name {name}.TAG"
         raise ValueError(
             f"{option}: {weights!r} is no file; weights that {owner} has for {name}: {', '.join(offers) or 'none'}"
             + (hint if owner == "torchvision" else "")

@@ -49,17 +49,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_tail(const
 #endif
     int tiles = (height + ROWS - 1) / ROWS;
     i64 image = blockIdx.x / tiles;
+    // All that is known of an image at once: one after the other, each would be waited for.
     int what = role ? role[image] : CLEAN;
-    if (FAST && role && (what == BLUR) != (blockIdx.y == 0))
-        return;
-    int first = (int)(blockIdx.x % tiles) * ROWS;
+    float t = role ? temperature[image] : 0.0f;
+    i64 number = role ? index[image] : 0;
     Batch in = {images, image_stride, row_stride, column_stride, channel_stride, type, batch, channels, height, width,
         flip, partner, lam, box};
     Source s = find_source(in, image);
+    if (FAST && role && (what == BLUR) != (blockIdx.y == 0))
+        return;
+    int first = (int)(blockIdx.x % tiles) * ROWS;
     const float* bias = scale_bias + channels;
     i64 out_image = image * out_image_stride;
     if (what == BLUR) {
-        float t = temperature[image];
         float sigma = expf((1.0f - t) * log_sigma_min + t * log_sigma_max);
         blur_rows(in, s, out, out_image, out_row_stride, out_column_stride, out_channel_stride, first, sigma,
             scale_bias, bias, (byte*)shared, table_offset, channels_last);
@@ -67,11 +69,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_tail(const
     }
     Noise noise = {1.0f, 0.0f, {0, epoch_purpose, 0}, {seed_low, seed_high}};
     if (what != CLEAN) {
-        float t = what == PURE_NOISE ? 1.0f : temperature[image];
+        t = what == PURE_NOISE ? 1.0f : t;
         noise.alpha = sinpif(0.5f * (1.0f - t));
         noise.sigma = sinpif(0.5f * t);
-        noise.counter[0] = (u32)index[image];
-        noise.counter[2] = (u32)((u64)index[image] >> 32);
+        noise.counter[0] = (u32)number;
+        noise.counter[2] = (u32)((u64)number >> 32);
     }
     int last = first + ROWS < height ? first + ROWS : height;
 #if FAST

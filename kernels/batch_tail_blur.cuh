@@ -174,8 +174,6 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
     int pitch = round_up(width, 32) + 4;
     u32* t = (u32*)shared; // T[half][channel][16 rows][row][column], rows r and r + 8 in a word
 
-    float* whole = (float*)shared;
-    float* work = whole + 3 * round_up(height > width ? height : width, 32) + 2;
     u32* down = (u32*)(shared + table_offset);     // of h for A_H
     u32* across = down + 3 * round_up(height, 32); // and for A_W
     int reach = find_reach(sigma, height), from, to;
@@ -188,15 +186,15 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
             prefetch_line(in.images + s.other + from * (3 * WIDTH) + i);
     }
 #endif
-    make_kernel(whole, work, sigma, height, reach);
-    make_table<1>(down, whole, height, A_UNIT);
+    Kernel kernel = make_kernel((float*)shared, sigma, height, reach);
+    make_table<1>(down, kernel, A_UNIT);
     int upper = reach - first, lower = 2 * height - reach - first - ROWS - 16; // no border between
     if (width != height) {
         __syncthreads();
         reach = find_reach(sigma, width);
-        make_kernel(whole, work, sigma, width, reach);
+        kernel = make_kernel((float*)shared, sigma, width, reach);
     }
-    make_table<PAIR>(across, whole, width, 1.0f);
+    make_table<PAIR>(across, kernel, 1.0f);
     down += round_up(height, 32);
     across += round_up(width, 32);
     __syncthreads();
@@ -296,7 +294,6 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
             const u32* rows = t + (top / 2 + lane % 8) * pitch + lane / 8 * 4;
             int pixel = column + 4 * (g & ~1) + (g & 1);
             int left_border = reach - column, right_border = 2 * width - reach - column - 48;
-            // Tile n of columns 2q, 2q + 1 is pixels 8q + 2n, 8q + 2n + 1: over n, eight adjacent pixels.
             const u32* apart = across + (from + q - pixel);
             rows += from;
             // Away from the left and the right border the Hankel part is 0.

@@ -151,7 +151,7 @@ def plan(
     # Shared memory as batch_tail.cu has it: T, or h and what it is made with, or pixels; the tables of A_H and A_W.
     halves = 1 if output else 2
     longest = max(tail.height, tail.width)
-    work = 4 * (3 * 32 * -(-longest // 32) + 2 + 4 * longest + 2)
+    work = 4 * (4 * longest + 2)
     tables = 4 * 3 * 32 * (-(-tail.height // 32) + groups)
     for height in rows:
         stage = fast * (2 if mix else 1) * height * row_stride

@@ -9,7 +9,7 @@
 __device__ __forceinline__ int round_up(int value, int to) { return (value + to - 1) / to * to; }
 
 // Where h is cut. Half precision: beyond 4σ, but at small σ, where its spectrum has not died out at Nyquist, beyond up to
-// 32 pixels: at worst, near σ = 0.5, what a row of 224 loses has norm 3e-4, that much of white noise. make_kernel scales
+// 32 pixels: at worst, near σ = 0.5, what a row of 224 loses has norm 3.5e-4, that much of white noise. make_kernel scales
 // the rest to sum to 1 again, so that constant images stay as they are. (The Triton kernels make h in many programs, and
 // do without: their rows lose 7e-5 of their sum.) Float32: nothing is cut for σ < 2.
 __device__ __forceinline__ int find_reach(float sigma, int size)
@@ -36,11 +36,16 @@ template <int LANES> __device__ __forceinline__ float add_lanes(float value)
     return value;
 }
 
-// Fill h[-P ... 2P + 1], P being N rounded up to 32. `work` has room for 4N + 2 floats. Every thread of the block takes
-// part, and may use h at return.
-__device__ __forceinline__ void make_kernel(float* whole, float* work, float sigma, int size, int reach)
+// h: what `h` has for m <= R, each times `norm`, and `rest` more in its last.
+struct Kernel {
+    const float* h;
+    float norm, rest;
+    int size, reach, last;
+};
+
+// Make h. `work` has room for 4N + 2 floats. Every thread of the block takes part, and may use h at return.
+__device__ __forceinline__ Kernel make_kernel(float* h, float sigma, int size, int reach)
 {
-    float* h = work;                     // h[m], m <= N, without the norm
     float* cosine = h + size + 1;        // cos(πj/N), j < 2N
     float* spectrum = cosine + 2 * size; // ε_k exp(-(σπk/N)²/2) / 2N, k <= N
     float inverse = 1.0f / (float)size;
@@ -108,15 +113,16 @@ __device__ __forceinline__ void make_kernel(float* whole, float* work, float sig
         }
         rest = 0.5f * (1.0f + add_lanes<32>(rest));
     }
-    // h is even and has period 2N.
-    int padded = round_up(size, 32);
-    for (int i = threadIdx.x; i <= 3 * padded + 1; i += THREADS) {
-        int m = i < padded ? padded - i : i - padded;
-        m = m >= period ? (m - period) % period : m;
-        m = m > size ? period - m : m;
-        whole[i] = m <= reach ? norm * h[m] + (m == last ? rest : 0.0f) : 0.0f;
-    }
-    __syncthreads();
+    return {h, norm, rest, size, reach, last};
+}
+
+// h[x] for any x: h is even and has period 2N.
+__device__ __forceinline__ float find_h(const Kernel& kernel, int x)
+{
+    int period = 2 * kernel.size, m = x < 0 ? -x : x;
+    m = m >= period ? (m - period) % period : m;
+    m = m > kernel.size ? period - m : m;
+    return m <= kernel.reach ? kernel.norm * kernel.h[m] + (m == kernel.last ? kernel.rest : 0.0f) : 0.0f;
 }
 
 // What is left of two floats after rounding to the float16 pair `high`.
@@ -125,13 +131,17 @@ __device__ __forceinline__ u32 pack_rest(float x, float y, u32 high)
     return pack_half(x - half_to_float((u16)high), y - half_to_float((u16)(high >> 16)));
 }
 
-// Pairs of h, h[i] and h[i + APART], for i = -P ... 2P - 1, times `unit`: as float16, or the first as it is.
-template <int APART>
-__device__ __forceinline__ void make_table(u32* table, const float* whole, int size, float unit)
+// Pairs of h, h[i] and h[i + APART], for i = -P ... 2P - 1, P being N rounded up to 32, times `unit`: as float16, or the
+// first as it is. Places that no fragment within R takes are left out: one is 16 wide, and a block 32.
+template <int APART> __device__ __forceinline__ void make_table(u32* table, const Kernel& kernel, float unit)
 {
-    for (int i = threadIdx.x; i < 3 * round_up(size, 32); i += THREADS) {
-        float next = i + APART < 3 * round_up(size, 32) ? whole[i + APART] : 0.0f;
-        table[i] = HALVES == 1 ? pack_half(unit * whole[i], unit * next) : __float_as_uint(whole[i]);
+    int padded = round_up(kernel.size, 32), reach = kernel.reach + 96;
+    for (int i = (int)threadIdx.x - padded; i < 2 * padded; i += THREADS) {
+        if (HALVES == 1 && (i < -reach || (i > reach && i < 2 * kernel.size - reach)))
+            continue;
+        float x = find_h(kernel, i);
+        table[padded + i]
+            = HALVES == 1 ? pack_half(unit * x, unit * find_h(kernel, i + APART)) : __float_as_uint(x);
     }
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 from fastmoll.kernels import corrupt_digital, corruption_job
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): b013acf7f4e4
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): fd5fad14dae1
 
 
 _ONE, _ZERO, _TOP = np.float32(1.0), np.float32(0.0), np.float32(255.0)

@@ -15,7 +15,7 @@ from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.compiled_numba import fused as _fused
 from fastmoll.kernels.philox_numba import BLOCKS, WORDS, in_order, normal, sample_words, to_uniform
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 8a2c44620096
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 64e606376bab
 
 
 _ZERO, _TOP = np.float32(0.0), np.float32(255.0)

@@ -15,7 +15,7 @@ from fastmoll.kernels import corruption_job
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.philox_numba import sample_words
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 2cb8443d409e
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 5b614ff53a0c
 
 
 _FIRST = np.uint64(0)

@@ -11,7 +11,7 @@ from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.counter_numba import take
 from fastmoll.kernels.philox_numba import BLOCKS, WORDS, normal, sample_words
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 15559418e951
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 710329412724
 
 
 _PURPOSE = np.uint64(philox.NOISE << philox.EPOCH_BITS)

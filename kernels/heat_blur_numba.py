@@ -25,7 +25,7 @@ from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.compiled_numba import fused as _fused
 from fastmoll.kernels.counter_numba import take
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): e2e1ae6594e6
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 477918cdd23c
 
 # What Numba says of their types is not how they are called.
 _helpers: Any = cgutils

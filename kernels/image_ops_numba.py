@@ -13,7 +13,7 @@ import numpy as np
 from fastmoll.kernels import image_ops
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 9de8329a5bae
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 4f220f9adf64
 
 
 _ZERO, _ONE, _TOP = np.float32(0.0), np.float32(1.0), np.float32(255.0)

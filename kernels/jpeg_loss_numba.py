@@ -12,7 +12,7 @@ import numpy as np
 from fastmoll.kernels import jpeg_loss
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 42d2238a70fa
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 056fafd3987f
 
 
 _FORWARD = np.ascontiguousarray(jpeg_loss.MATRIX.T)

@@ -15,7 +15,7 @@ import numpy as np
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.compiled_numba import fused as _fused
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 3e38824db992
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 9b89b9006af8
 
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)

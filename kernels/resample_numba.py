@@ -20,7 +20,7 @@ from numba.np.numpy_support import carray
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.compiled_numba import entry as _entry
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 3e38824db992
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 9b89b9006af8
 
 # What Numba says of their types is not how they are called.
 _helpers: Any = cgutils

@@ -9,7 +9,7 @@ import numpy as np
 from fastmoll.kernels.compiled_numba import compiled as _compiled
 from fastmoll.kernels.counter_numba import take
 
-# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): e2e1ae6594e6
+# What comes from other files, which Numba's cache does not watch (tests/test_numba_cache.py): 477918cdd23c
 
 
 _ONE = np.float32(1.0)

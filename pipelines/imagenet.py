@@ -215,11 +215,11 @@ def _check_dali_augment(config: GraphConfig, function: Callable[[Any], Any]) -> 
     Raises:
         ValueError: it fails, or gives something else than what it gets.
     """
-    trial = _trial(config, function, device_id=config.device_id)
-    trial.build()
     try:
+        trial = _trial(config, function, device_id=config.device_id)
+        trial.build()
         (found,) = trial.run()
-    except RuntimeError as error:
+    except Exception as error:  # of the user's own code, or DALI's for what it put into the graph
         raise ValueError(f"dali_augment fails on black images: {error}") from error
     dtype, layout, shapes = found.dtype, found.layout(), found.shape()
     for shape in shapes:

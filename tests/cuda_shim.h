@@ -109,7 +109,8 @@ inline void together(int kind, const uint32_t* in, int inputs, uint32_t* out, in
     Slot* row = slots[count % 2];
     row[lane].kind = kind;
     row[lane].count = count;
-    std::memcpy(row[lane].in, in, 4 * inputs);
+    if (inputs)
+        std::memcpy(row[lane].in, in, 4 * inputs);
     if (lane == kLanes - 1) {
         for (int other = 0; other < kLanes; other++)
             if (row[other].kind != kind || row[other].count != count)
@@ -119,7 +120,8 @@ inline void together(int kind, const uint32_t* in, int inputs, uint32_t* out, in
     yield();
     if (row[lane].count != count)
         fail("a lane was overtaken");
-    std::memcpy(out, row[lane].out, 4 * outputs);
+    if (outputs)
+        std::memcpy(out, row[lane].out, 4 * outputs);
 }
 
 inline void run_block(unsigned threads, unsigned bytes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import mmap
 import shutil
 import sys
 import types
@@ -100,6 +102,31 @@ CASES = {
 def test_every_element_is_written_and_agrees_with_the_definition(case: str, run: Any) -> None:
     shape, source, mix, dtype, memory_format = CASES[case]
     tail = check(make(shape, source, mix, dtype=dtype, memory_format=memory_format))
+    assert error(run(tail), define(tail)) < LIMITS[dtype]
+
+
+MIXED = [(U8, "mixup", BF16), (U8, "cutmix", F16), (F32, "mixup", F32), (F32, "cutmix", F32)]
+
+
+def blurred_with_partners_of_any_flip(source: torch.dtype, mix: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Flips of an image and its partner: none, the partner's, both, its own; then two images with themselves."""
+    arguments = make((6, 3, 40, 72), source, mix, roles=(BLUR,), dtype=dtype, t=torch.linspace(0.2, 0.7, 6))
+    arguments["flip"] = torch.tensor([False, False, True, True, False, True])
+    arguments["partner"] = torch.tensor([1, 2, 3, 0, 4, 5])
+    if mix == "mixup":
+        arguments["lam"] = torch.tensor([0.3, 0.7, 0.0, 0.6, 0.2, 0.8])
+    else:
+        boxes = [[39, 40, 71, 72], [5, 35, 27, 70], [0, 1, 0, 1], [0, 33, 0, 33], [3, 30, 9, 50], [7, 7, 3, 9]]
+        arguments["box"] = torch.tensor(boxes, dtype=torch.int32)
+    return arguments
+
+
+@needs_compiler
+@pytest.mark.parametrize(("source", "mix", "dtype"), MIXED)
+def test_blurred_images_mix_with_partners_of_any_flip(
+    source: torch.dtype, mix: str, dtype: torch.dtype, run: Any
+) -> None:
+    tail = check(blurred_with_partners_of_any_flip(source, mix, dtype))
     assert error(run(tail), define(tail)) < LIMITS[dtype]
 
 
@@ -245,6 +272,33 @@ def test_offsets_past_2_to_31_elements(source: torch.dtype, dtype: torch.dtype, 
     assert torch.equal(run(check(arguments | {"images": store}), out), want)
 
 
+def place(images: Tensor, end: bool) -> Tensor:
+    """A copy of images in memory that begins or ends at a page which ends the process if it is read."""
+    page, size = mmap.PAGESIZE, images.numel() * images.element_size()
+    pages = -(-size // page) + 2
+    memory = mmap.mmap(-1, pages * page)
+    store = torch.frombuffer(memory, dtype=U8)
+    for closed in (0, pages - 1):
+        address = ctypes.c_void_p(store.data_ptr() + closed * page)
+        assert ctypes.CDLL(None).mprotect(address, ctypes.c_size_t(page), 0) == 0
+    first = (pages - 1) * page - size if end else page
+    return store[first : first + size].view(images.dtype).view(images.shape).copy_(images)
+
+
+@needs_compiler
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize(("source", "mix", "dtype"), [(U8, "mixup", BF16), (U8, "cutmix", F16), (F32, "mixup", F32)])
+def test_nothing_is_read_before_or_behind_the_images(
+    source: torch.dtype, mix: str, dtype: torch.dtype, end: bool, run: Any
+) -> None:
+    # Blurred whole, so that the rows at both ends count; mirrored or not, the last columns lie at different ends.
+    arguments = make((4, 3, 40, 72), source, mix, roles=(BLUR,), dtype=dtype, t=torch.ones(4))
+    arguments["flip"] = torch.tensor([True, False, True, False])
+    arguments["partner"] = torch.tensor([3, 0, 1, 0])
+    want = run(check(arguments))
+    assert torch.equal(run(check(arguments | {"images": place(arguments["images"], end)})), want)
+
+
 def test_images_off_the_gpu_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"images must be on a CUDA device for backend 'cupy', got cpu"):
         batch_tail(**make((1, 3, 8, 8)), backend="cupy")
@@ -306,6 +360,16 @@ def test_a_gpu_agrees_with_the_definition(case: str) -> None:
     got = batch_tail(**device, backend="cupy")
     assert got.is_contiguous(memory_format=memory_format)
     assert error(got.cpu(), want) < LIMITS[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("source", "mix", "dtype"), MIXED)
+def test_a_gpu_mixes_blurred_images_with_partners_of_any_flip(
+    source: torch.dtype, mix: str, dtype: torch.dtype
+) -> None:
+    arguments = blurred_with_partners_of_any_flip(source, mix, dtype)
+    device = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    assert error(batch_tail(**device, backend="cupy").cpu(), define(check(arguments))) < LIMITS[dtype]
 
 
 @pytest.mark.gpu

@@ -135,6 +135,22 @@ def test_a_dali_function_augments_in_the_graph(make_tree: Make) -> None:
             plain.load_state_dict(inverted.state_dict())
 
 
+def halve_unless_black(images: Any) -> Any:
+    from nvidia.dali import fn, types
+
+    side = 16.0 - 8.0 * fn.cast(fn.reductions.max(images) > 0, dtype=types.FLOAT)
+    return fn.resize(images, resize_x=side, resize_y=side)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_dali_function_that_does_something_else_to_black_images_is_found_out(make_tree: Make, fused: bool) -> None:
+    with (
+        loader(make_tree(8), dali_augment=halve_unless_black, fused=fused) as batches,
+        pytest.raises(ValueError, match=r"^dali_augment must give images of 16 x 16 pixels, .* \(8, 8, 3\)$"),
+    ):
+        next(iter(batches))
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("mix", ["mixup", "cutmix"])
 @pytest.mark.parametrize("mollify", [None, fastmoll.Mollify(3, seed=5)])

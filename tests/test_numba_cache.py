@@ -4,6 +4,7 @@ others has a line with a digest of that: it changes, and the cache with it, when
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import importlib
 import os
@@ -126,3 +127,25 @@ def test_what_is_damaged_on_the_disk_is_compiled_once_more(decorator, call, left
     assert "add is compiled anew" in message and str(path.parent) in message
     messages, add = run()
     assert messages == [] and add._cache_hits  # from the disk again
+
+
+@pytest.mark.parametrize("decorator, call", [("compiled", "add(1)"), ("entry(float64(float64))", "add.ctypes(1.0)")])
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.filterwarnings("ignore:.*add is compiled anew")
+def test_on_a_full_disk_functions_are_compiled_all_the_same(decorator, call, damaged, tmp_path, monkeypatch):
+    numba = pytest.importorskip("numba")
+    from numba.core.caching import IndexDataCacheFile
+
+    def write(self, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    head = "from numba import float64\nfrom fastmoll.kernels.compiled_numba import compiled, entry\n"
+    (tmp_path / "added.py").write_text(f"{head}@{decorator}\ndef add(x):\n    return x + 1\nresult = {call}\n")
+    if damaged:
+        runpy.run_path(str(tmp_path / "added.py"))
+        (index,) = (tmp_path / "cache").glob("*/added.add-*.nbi")
+        os.truncate(index, 0)
+    monkeypatch.setattr(IndexDataCacheFile, "_open_for_write", write)
+    with pytest.warns(UserWarning, match=rf"^each process compiles anew: {tmp_path}.* \(\[Errno 28\] No space left"):
+        assert runpy.run_path(str(tmp_path / "added.py"))["result"] == 2

@@ -200,6 +200,15 @@ def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
         "[]",
         '{"recipe": "scratch", "data": 3}',
         '{"recipe": "scratch", "data": {"batch_size": "8"}}',
+        '{"recipe": "scratch", "data": {"mean": [1, 2]}}',
+        '{"recipe": "scratch", "data": {"path": 3}}',
+        '{"recipe": "scratch", "mollify": {"roles": [1, "2"]}}',
+        '{"recipe": "scratch", "model": {"ema": "0.9"}}',
+        '{"recipe": "scratch", "optim": {"betas": [0.9]}}',
+        '{"recipe": "scratch", "optim": {"betas": 0.9}}',
+        '{"recipe": "scratch", "optim": {"lr_batch": 2.5}}',
+        '{"recipe": "scratch", "optim": {"clip_norm": true}}',
+        '{"recipe": "scratch", "optim": {"decay": null}}',
         "{}",
     ):
         (output / "config.json").write_text(text)

@@ -158,6 +158,8 @@ def test_weights_that_timm_does_not_have_or_can_not_get_are_said_in_one_line(mon
         build_model(f"{TIMM}.v2", 7, 160)
     with pytest.raises(ValueError, match=r"'timm' is no file; .* IMAGENET1K_V1, IMAGENET1K_V2; .* resnet50\.TAG$"):
         load_weights(build_model("resnet50", 7, 64, fresh=False), "resnet50", "timm", size=64)
+    with pytest.raises(ValueError, match=r"has for allconv10: none; timm's own are those of networks of timm$"):
+        load_weights(build_model("allconv10", 7, 32), "allconv10", "timm", size=32)
 
     def create(name: str, **options: Any) -> nn.Module:
         raise RuntimeError("no network\nand advice")

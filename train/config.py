@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
@@ -121,6 +122,7 @@ def _shared_out(restored: Kind, saved: dict[str, Any]) -> Kind:
 def _restored(default: Any, saved: dict[str, Any]) -> Any:
     """``default`` with what ``Config.plain`` gave in its place, but for what a run is stopped by, and where it is."""
     changes: dict[str, Any] = {}
+    kinds = get_type_hints(type(default))
     for entry in fields(default):
         value: Any = saved.get(entry.name)
         now = getattr(default, entry.name)
@@ -128,14 +130,27 @@ def _restored(default: Any, saved: dict[str, Any]) -> Any:
             continue
         if is_dataclass(now):
             value = _restored(now, value)
-        elif isinstance(now, bool | int | float | str) and value is not None:
-            kinds = (int, float) if type(now) is float else type(now)
-            if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(now, bool):
-                raise ValueError(f"{entry.name} is {value!r}")
+        elif not _fits(value, kinds[entry.name]):
+            raise ValueError(f"{entry.name} is {value!r}")
         elif entry.name == "path" and value is not None:
-            value = Path(str(value))
+            value = Path(value)
         changes[entry.name] = tuple(value) if isinstance(value, list) else value
     return replace(default, **changes)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value from JSON can be a setting of that type; of choices, which versions add to, any text can."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple:
+        inner = parts[:1] * len(value) if isinstance(value, list) and parts[-1] is ... else parts
+        return isinstance(value, list) and len(value) == len(inner) and all(map(_fits, value, inner))
+    if origin is Literal or kind is Path:
+        return isinstance(value, str)
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def _look_for(argv: Sequence[str] | None, *options: str) -> str | None:

@@ -25,7 +25,7 @@ _OPTION: Final = "CHECKPOINT"
 # What to do about a network with more outputs than the data have classes.
 _SOME_CLASSES: Final = "; if the data have some of its classes, name all of them: fastmoll evaluate --classes FILE"
 _PREFIXES: Final = ("torchvision:", "timm:", "python:")
-# Filled in by the trainer from its data where the user gave none.
+# Filled in by the trainer of small images from its data where the user gave none.
 _MEASURED: Final = ("data.mean", "data.std")
 
 
@@ -384,7 +384,9 @@ def _changes(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # of a version of the trainer that had other recipes
     before = flat(answer["settings"])
     now = flat({name: value for name, value in config.items() if name != "resolved"})
-    quiet = {*QUIET, *QUIET_RUN, *AXES.values(), *_MEASURED, "recipe"}
+    quiet = {*QUIET, *QUIET_RUN, *AXES.values(), "recipe"}
+    if "name" in config["data"]:
+        quiet |= {*_MEASURED}
     if not config["mollify"]["enabled"]:
         quiet |= {name for name in now if name.startswith("mollify.")}
     changes = {name: value for name, value in now.items() if name not in quiet and value != before.get(name)}
