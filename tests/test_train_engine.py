@@ -302,6 +302,11 @@ def test_the_meter_reports_loss_speed_and_wait() -> None:
     assert values["loss"] == 2.0
     assert values["images_per_second"] == pytest.approx(8 / values["seconds"])
     assert 0 < values["data_wait"] < 1
+    assert "gradient_norm" not in values
+    for norm in (1.0, 4.0):
+        meter.add(torch.tensor(0.0), 4)
+        meter.end_step(torch.tensor(norm))
+    assert meter.read()["gradient_norm"] == 2.5
 
 
 def test_evaluation_counts_every_image_and_leaves_the_mode() -> None:

@@ -189,16 +189,17 @@ class Learner:
                 loss = self._loss(images, targets)
                 torch.autograd.backward(loss / group)
             meter.add(loss.detach(), len(images) // self._config.draws)
+        norm = None
         if self._config.optim.clip_norm is not None:
             # Of the mean over all images of the step: every process has it by now, and all of it.
-            nn.utils.clip_grad_norm_(self._parameters, self._config.optim.clip_norm)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._config.optim.clip_norm)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self.lr
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._average()
-        meter.end_step()
+        meter.end_step(norm)
 
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if self._ddp is None or last else self._ddp.no_sync()

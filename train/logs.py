@@ -35,7 +35,8 @@ class Meter:
 
     def _reset(self) -> None:
         self._loss = torch.zeros((), device=self._process.device)
-        self._forward_passes = self._images = 0
+        self._norm = torch.zeros((), device=self._process.device)
+        self._forward_passes = self._images = self._clipped = 0
         self._waited = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._before: torch.cuda.Event | None = None
@@ -66,15 +67,23 @@ class Meter:
         if self._cuda:
             self._before = _event()
 
-    def end_step(self) -> None:
-        """Mark the end of a step: what the GPU does until the next batch is there is waiting."""
+    def end_step(self, norm: Tensor | None = None) -> None:
+        """Mark the end of a step: what the GPU does until the next batch is there is waiting.
+
+        Args:
+            norm: Norm of the step's gradient before it was clipped, the same on all processes (kept on the device).
+        """
+        if norm is not None:
+            self._norm += norm
+            self._clipped += 1
         if self._cuda:
             self._before = _event()
 
     def read(self) -> dict[str, float]:
         """Loss, images/s over all processes and share of time waited, since the last reading; waits for the device.
 
-        The loss is the mean over all processes, the wait that of the process that waited longest.
+        The loss is the mean over all processes, the wait that of the process that waited longest. Where gradients are
+        clipped, there is the mean of their norms as well.
         """
         loss = float(self._process.sum(self._loss / self._forward_passes)) / self._process.world_size
         seconds = time.perf_counter() - self._start
@@ -84,6 +93,7 @@ class Meter:
         images = self._images * self._process.world_size
         self._speeds.append(images / seconds)
         self._waits.append(min(max(waits) / seconds, 1.0))
+        norm = {"gradient_norm": float(self._norm / self._clipped)} if self._clipped else {}
         self._reset()
         if self._cuda:
             self._before = _event()
@@ -92,6 +102,7 @@ class Meter:
             "images_per_second": images / seconds,
             "data_wait": self._waits[-1],
             "seconds": seconds,
+            **norm,
         }
 
     def typical(self) -> dict[str, float | None]:

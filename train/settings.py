@@ -138,7 +138,8 @@ class OptimConfig:
     """Parameters that weight_decay is on: all of them, as in the paper, or weights: neither biases and the parameters
     of norms (fewer than two dimensions) nor scales of layers, class tokens and positional embeddings."""
     clip_norm: float | None = None
-    """Largest norm of the gradient of a step, which is scaled down where it is larger; None: any."""
+    """Largest norm of the gradient of a step, which is scaled down where it is larger; the log has the norms before
+    that, as gradient_norm. None: any."""
     warmup_epochs: float = 0.0
     """Epochs of linear warm-up, part of epochs; the cosine to 0 takes the rest."""
     accumulate: int = 1
