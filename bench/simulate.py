@@ -125,12 +125,18 @@ def row(roles: str, timings: Sequence[Timing], copied: int, card: Card = H200) -
 
 def bench_simulate(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[str, Any]:
     """Predict the CUDA C++ batch tail on an H200 from its machine code, cycle by cycle; needs no GPU."""
-    rows, entries = [], []
+    before = {name: MEASURED[name] for name in ("mixed", "clean", "noise", "blur")}
+    entries = [
+        "predicted: the mean over some multiprocessors, and their range; bound by: what would take longest alone",
+        "of commit a0baa47's kernel, measured on an H200 and said by the model: "
+        + ", ".join(f"{name} {measured:g} and {said:g} us" for name, (measured, said) in before.items()),
+    ]
+    rows = []
     copied = 3 * settings.batch_size * CHANNELS * settings.size**2  # a byte in, two out
     for roles in settings.roles:
         timings, resident = predict(batch(settings, roles))
         rows.append(row(roles, timings, copied))
-        entries.append(f"{roles}: {resident} blocks beside each other")
+        entries.append(f"{roles}: {resident} blocks beside each other on a multiprocessor")
     return {
         "benchmark": "simulate", "settings": asdict(settings), "card": asdict(H200), "fitted to": MEASURED,
         "rows": rows, "entries": entries,

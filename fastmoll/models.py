@@ -95,11 +95,12 @@ def check_model_name(name: str) -> None:
     if name in known:
         return
     if is_timm(name):
-        names = importlib.import_module("timm.models").get_arch_pretrained_cfgs(name.partition(".")[0])
-        if "." not in name or name in names:
+        tagged = importlib.import_module("timm.models").get_arch_pretrained_cfgs(name.partition(".")[0])
+        if "." not in name or name in tagged:
             return
-        raise ValueError(f"name: timm has no {name!r}, only {', '.join(names) or 'the name without a tag'}")
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), known)
+        raise ValueError(f"name: timm has no {name!r}, only {', '.join(tagged) or 'the name without a tag'}")
+    names = known + (importlib.import_module("timm").list_models() if installed("timm") else [])
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
     if not installed("timm"):
         hint += " (and those of timm, which is not installed)"

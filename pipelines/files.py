@@ -68,7 +68,7 @@ def split_folder(root: str | os.PathLike[str], split: str) -> Path:
 
     Raises:
         ValueError: ``split`` is not the name of a folder, ``root`` is not a folder, or holds other splits but not this
-            one.
+            one, or none, and ``split`` is none of `SPLITS`.
     """
     if split in ("", ".", "..") or "/" in split:
         # An empty one would be `root` itself, whatever splits that has.
@@ -84,6 +84,10 @@ def split_folder(root: str | os.PathLike[str], split: str) -> Path:
     if others:
         # Taking `root` itself here would train on classes called "train" and "val".
         raise ValueError(f"data folder {folder} has no {split!r} folder, only {', '.join(map(repr, others))}")
+    if split not in SPLITS:
+        raise ValueError(
+            f"data folder {folder} has no {split!r} folder; without any, split is one of {', '.join(SPLITS)}"
+        )
     return folder
 
 

@@ -220,7 +220,10 @@ def _check_dali_augment(config: GraphConfig, function: Callable[[Any], Any]) -> 
         trial.build()
         (found,) = trial.run()
     except Exception as error:  # of the user's own code, or DALI's for what it put into the graph
-        raise ValueError(f"dali_augment fails on black images: {error}") from error
+        # Where it fails as the graph is built, DALI tells the way there before the error itself, in the last line.
+        text = str(error)
+        reason = text.strip().splitlines()[-1] if text.startswith("in user code") else text
+        raise ValueError(f"dali_augment fails: {reason}") from error
     dtype, layout, shapes = found.dtype, found.layout(), found.shape()
     for shape in shapes:
         if dtype != types.UINT8 or layout not in ("HWC", "") or shape != (config.size, config.size, 3):

@@ -46,6 +46,8 @@ def test_a_split_that_is_missing_beside_others_is_an_error(make_tree: Callable[.
     make_tree(4, name="data/train")
     with pytest.raises(ValueError, match=r"data has no 'val' folder, only 'train'"):
         scan_folder(tmp_path / "data", "val")
+    with pytest.raises(ValueError, match=r"has no 'vla' folder; without any, split is one of train, val, "):
+        scan_folder(make_tree(4, name="flat"), "vla")
 
 
 def test_missing_empty_and_classless_folders_are_named(tmp_path: Path) -> None:

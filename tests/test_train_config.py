@@ -327,3 +327,11 @@ sys.exit(any(name in sys.modules for name in ("torch", "torchvision", "numpy")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_default_warm_up_is_no_longer_than_the_run() -> None:
+    assert parse(["--recipe", "scratch", "--epochs", "2"]).optim.warmup_epochs == pytest.approx(2 * 5 / 90)
+    assert parse(["--recipe", "scratch", "--epochs", "5"]).optim.warmup_epochs == 5
+    given = parse("--recipe scratch --optim.epochs 2 --optim.warmup-epochs 3".split())
+    with pytest.raises(ValueError, match=r"^--optim.warmup-epochs must be in \[0, 2\], got 3.0$"):
+        check(given)

@@ -35,9 +35,9 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
         SystemExit: after ``--help`` (0), or for an option that does not exist or can't be read (2).
     """
     recipe = _look_for(argv, "--recipe")
-    config = _parse(argv, _with_optimiser(argv, RECIPES.get(recipe or "", RECIPES["finetune"])))
+    config = _parse(argv, _fitting(argv, RECIPES.get(recipe or "", RECIPES["finetune"])))
     if recipe is None and config.data.path is None:
-        config = _parse(argv, _with_optimiser(argv, RECIPES["sample"]))
+        config = _parse(argv, _fitting(argv, RECIPES["sample"]))
     saved = _trained(config)
     if saved is not None:
         default = RECIPES[config.recipe]
@@ -46,7 +46,7 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
                 default = _with_standardisation_of(saved, default)
             data = replace(default.data, size=int(saved["data"]["size"]), path=_path(saved["data"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
-            config = _parse(argv, _with_optimiser(argv, replace(default, data=data, model=model)))
+            config = _parse(argv, _fitting(argv, replace(default, data=data, model=model)))
     return _going_on(argv, config, None if recipe is None else f"--recipe {recipe}")
 
 
@@ -54,7 +54,7 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     """Read the command line of ``small_images.py``; arguments, result and errors as for `parse`."""
     name = _look_for(argv, "--data", "--data.name")
     recipe = small_recipe(SmallDataConfig.name if name is None else name)
-    default = _with_optimiser(argv, SMALL_RECIPES[recipe])
+    default = _fitting(argv, SMALL_RECIPES[recipe])
     if recipe == "digits":
         hint = "The defaults below are those of digits; all other data have the paper's: --data cifar10 --help."
     else:
@@ -72,8 +72,15 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     return _going_on(argv, config, None if name is None else f"--data {name}")
 
 
-def _with_optimiser(argv: Sequence[str] | None, default: Kind) -> Kind:
-    return with_adamw(default) if _look_for(argv, "--optim.name") == "adamw" else default
+def _fitting(argv: Sequence[str] | None, default: Kind) -> Kind:
+    """A recipe for the optimiser that is asked for, and its warm-up not longer than the run."""
+    if _look_for(argv, "--optim.name") == "adamw":
+        default = with_adamw(default)
+    epochs, optim = _look_for(argv, "--epochs", "--optim.epochs"), default.optim
+    if epochs is not None and epochs.isdecimal() and int(epochs) < optim.warmup_epochs:
+        warmup = int(epochs) * optim.warmup_epochs / optim.epochs
+        default = replace(default, optim=replace(optim, warmup_epochs=warmup))
+    return default
 
 
 def _with_standardisation_of(saved: dict[str, Any], default: Kind) -> Kind:
