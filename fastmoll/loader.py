@@ -104,7 +104,7 @@ class ImageNetLoader:
             dali_augment: What the graph does, in training, after all that it does for ``augment``: a function of a DALI
                 node of uint8 HWC images to one of the same, of operators that can be checkpointed; tried on black ones.
             decoder: Who decodes for a GPU: ``"mixed"``, itself and its JPEG engine, or ``"cpu"``, which leaves more of
-                it to the network and takes 1 to 1.5 ms of a CPU an image.
+                it to the network and takes 1 to 1.3 ms of a CPU an image.
             on_error: What to do, in training, about a file that can't be decoded: ``"raise"`` a `BadImageError`, or
                 ``"substitute"`` the next image of its class that can, with a `BadImageWarning`. The rest of the stream
                 stays as it is. In evaluation every image counts, so there it must be ``"raise"``.

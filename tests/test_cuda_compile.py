@@ -80,7 +80,7 @@ def test_kernels_for_any_strides_compile_without_spills_in_their_loops(variant: 
     macros = {"PIXELS": pixels, "OUTPUT": output, "FAST": 0, "MIX": 3, "ROWS": 32, "THREADS": 256, "RESIDENT": 2}
     use = compile_cuda(tuple((macros | {"HEIGHT": 0, "WIDTH": 0}).items()), architecture)
     code = Code(use.sass)
-    assert use.stack <= 8
+    assert use.stack <= (8 if (variant, architecture) == ("pixels to float32", 100) else 0)
     assert use.registers <= 128, "two blocks of 256 threads must fit the registers of a multiprocessor"
     assert code.find("HMMA")
     assert not [loop for loop in code.find("HMMA") if code.count("LDL|STL", loop)]

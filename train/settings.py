@@ -41,7 +41,7 @@ class FolderConfig(DataConfig):
     """What to do about a training image that can't be decoded: end the run, or take the next one of its class, with a
     warning."""
     decoder: Literal["mixed", "cpu"] = "mixed"
-    """Who decodes for a GPU: itself, or the CPU in 1 to 1.5 ms an image, which leaves more of the GPU to training."""
+    """Who decodes for a GPU: itself, or the CPU in 1 to 1.3 ms an image, which leaves more of the GPU to training."""
 
 
 @dataclass(frozen=True)
