@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from fastmoll.pipelines.errors import BadImageError
+from fastmoll.pipelines.errors import BadImageError, in_words
 
 # Errors whose message says all that the user needs: those of what was asked for, and those of the run itself.
 BAD_INPUT = (ValueError, ImportError)
@@ -92,7 +92,7 @@ class Process:
         if error is None or self.rank != failed[0]:
             raise Stop(None, 1) from error
         if isinstance(error, (*BAD_INPUT, *BAD_RUN)):
-            raise Stop(str(error), 2 if isinstance(error, BAD_INPUT) else 1) from error
+            raise Stop(in_words(error), 2 if isinstance(error, BAD_INPUT) else 1) from error
         raise error
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ class Process:
                 tensor.copy_(sent)
 
 
-def together(device: str, work: Callable[[Process], None]) -> int:
+def together(device: str, work: Callable[[Process], object]) -> int:
     """Join the processes of this run and do ``work(process)``; errors of input and of the run become a line.
 
     Args:
@@ -125,7 +125,7 @@ def together(device: str, work: Callable[[Process], None]) -> int:
             sys.stderr.write(f"error: {stop.message}\n")
         return stop.code
     except BAD_RUN as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {in_words(error)}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -251,7 +251,6 @@ class ImageNetLoader:
             place.require(token)
             self._stream.seek(place.epoch, place.position)
             images, index, flip = self._stream.next()
-            self._check_size(images)
             valid = min(self._batch_size, self._shard_size - place.position * self._batch_size)
             if self._config.train:
                 valid = self._batch_size  # the shards of the rest of an epoch are others
@@ -261,13 +260,6 @@ class ImageNetLoader:
             place.position += 1
             yield self._finish(images[:valid], index[:valid], None if flip is None else flip[:valid])
         place.end(token)
-
-    def _check_size(self, images: Tensor) -> None:
-        """Refuse images of another size: ``dali_augment`` was tried on black ones, which it may treat otherwise."""
-        size = self._config.size
-        if images.shape[1:] != (size, size, 3):
-            found = tuple(images.shape[1:])
-            raise ValueError(f"dali_augment must give images of {size} x {size} pixels, got some of shape {found}")
 
     def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Any, ...]:
         mollify, labels = self._mollify, self._targets[index]

@@ -100,7 +100,7 @@ def check_model_name(name: str) -> None:
             return
         raise ValueError(f"name: timm has no {name!r}, only {', '.join(tagged) or 'the name without a tag'}")
     names = known + (importlib.import_module("timm").list_models() if installed("timm") else [])
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), names)
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), {*names})
     hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
     if not installed("timm"):
         hint += " (and those of timm, which is not installed)"

@@ -200,9 +200,40 @@ def _load_timm(model: Any, facts: Any, size: int, exact: bool, option: str, inst
     return f"weights from timm's {source}, but a fresh head: {theirs}"
 
 
+def check_weights(name: str, weights: str, option: str = "--model.weights") -> None:
+    """Refuse weights that are neither a file nor known by that name; arguments as for `load_weights`.
+
+    Raises:
+        ValueError: what there is for the network.
+    """
+    if weights not in (timm_offers(name) or _of_torchvision(name)) and not Path(weights).is_file():
+        raise _unknown(name, weights, option)
+
+
+def _unknown(name: str, weights: str, option: str) -> ValueError:
+    path = Path(weights)
+    if path.is_dir():
+        inside = f" in it, {path / 'model.pt'}" if (path / "model.pt").is_file() else ""
+        return ValueError(f"{option}: {weights!r} is a folder; give a file{inside}")
+    if path.suffix or path.parent != Path():  # meant as a file, of whatever network
+        return ValueError(f"{option}: {weights!r} is no file")
+    owner, offers = ("timm", [*timm_offers(name)]) if is_timm(name) else ("torchvision", [*_of_torchvision(name)])
+    hint = "; timm's own are those of networks of timm" if weights == "timm" else ""
+    if hint and is_timm(f"{name}."):  # which has one of that name as well
+        hint += f", --model.name {name}.TAG"
+    return ValueError(
+        f"{option}: {weights!r} is no file; weights that {owner} has for {name}: {', '.join(offers) or 'none'}"
+        + (hint if owner == "torchvision" else "")
+    )
+
+
+def _of_torchvision(name: str) -> dict[str, Any]:
+    known = models.list_models(module=models)
+    return {item.name: item for item in models.get_model_weights(name)} if name in known else {}
+
+
 def _find(name: str, weights: str, option: str, instead: str) -> tuple[dict[str, Tensor], str]:
-    in_torchvision = name in models.list_models(module=models)
-    known = {item.name: item for item in models.get_model_weights(name)} if in_torchvision else {}
+    known = _of_torchvision(name)
     if weights in known:
         try:
             downloaded: dict[str, Tensor] = known[weights].get_state_dict(progress=False, check_hash=True)
@@ -213,14 +244,7 @@ def _find(name: str, weights: str, option: str, instead: str) -> tuple[dict[str,
         return downloaded, f"torchvision's {name} {weights}"
     path = Path(weights)
     if not path.is_file():
-        owner, offers = ("timm", [*timm_offers(name)]) if is_timm(name) else ("torchvision", [*known])
-        hint = "; timm's own are those of networks of timm" if weights == "timm" else ""
-        if hint and is_timm(f"{name}."):  # which has one of that name as well
-            hint += f", --model.name {name}.TAG"
-        raise ValueError(
-            f"{option}: {weights!r} is no file; weights that {owner} has for {name}: {', '.join(offers) or 'none'}"
-            + (hint if owner == "torchvision" else "")
-        )
+        raise _unknown(name, weights, option)
     try:
         content = read_file(path)
     except ValueError as error:

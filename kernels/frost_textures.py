@@ -78,14 +78,14 @@ def frost_source(*, used: bool = True) -> str:
     """``"published"`` if :func:`frost_textures` has the published pictures, otherwise ``"made"``.
 
     Args:
-        used: whether any frost will be made; if not, the folder that is named is taken on trust.
+        used: whether any frost will be made; if not, a folder that lacks the pictures is passed over, as none.
 
     Raises:
         ValueError: as there.
     """
     named = os.environ.get(VARIABLE, "")
-    if named and not used:
-        return "published"
+    if named and not used and _wrong(Path(named)):
+        named = ""
     return "made" if _folder(named) is None else "published"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 
@@ -22,3 +23,10 @@ class BadImageError(RuntimeError):
 
 class BadImageWarning(UserWarning):
     """An image file can't be decoded, and another takes its place."""
+
+
+def in_words(error: Exception) -> str:
+    """An error's message, that of the system as the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)

@@ -162,13 +162,17 @@ class Stream:
 
         Raises:
             BadImageError: A file of the batch can't be decoded, and no other takes its place.
+            ValueError: ``dali_augment`` gives images of another size.
         """
         while True:
             if self._pipeline is None:
                 self._pipeline = self._build(self._folder)
             try:
-                batch = _run(self._pipeline, self._config.device_id)
+                batch = _run(self._pipeline, self._config)
                 break
+            except ValueError:
+                self._pipeline = None  # it is a batch ahead
+                raise
             except RuntimeError as error:
                 self._pipeline = None  # DALI's pipeline can't be used after an error
                 bad, reason = self._explain(error)
@@ -250,7 +254,7 @@ class Stream:
             pipeline = self._build(stand_in)
             # The error can belong to a batch that was being prepared ahead.
             for _ in range(self._config.prefetch + 1):
-                samples = dict.fromkeys(_run(pipeline, self._config.device_id).samples.tolist())
+                samples = dict.fromkeys(_run(pipeline, self._config).samples.tolist())
                 files = {i: folder.path(self._replaced.get(i, i)) for i in samples}
                 found = {
                     f.path: f.reason for f in diagnose_files(list(dict.fromkeys(files.values()))) if f.kind == "bad"
@@ -281,18 +285,27 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _run(pipeline: Pipeline, device_id: int | None) -> Batch:
-    if device_id is None:
-        return _batch(*pipeline.run())
-    with torch.cuda.device(device_id):
-        return _batch(*pipeline.run(torch.cuda.current_stream(device_id)))
+def _run(pipeline: Pipeline, config: GraphConfig) -> Batch:
+    if config.device_id is None:
+        return _batch(config, *pipeline.run())
+    with torch.cuda.device(config.device_id):
+        return _batch(config, *pipeline.run(torch.cuda.current_stream(config.device_id)))
 
 
-def _batch(images: Any, index: Any, flip: Any = None) -> Batch:
+def _batch(config: GraphConfig, images: Any, index: Any, flip: Any = None) -> Batch:
+    if config.train and config.dali_augment is not None:
+        _check_size(images.shape(), config.size)
     # No copy: with the dynamic executor each output is its own memory, alive as long as the tensor.
     return Batch(
         _tensor(images), _tensor(index).view(-1).to(torch.int64), None if flip is None else _tensor(flip).view(-1) != 0
     )
+
+
+def _check_size(shapes: list[tuple[int, ...]], size: int) -> None:
+    """Refuse images of another size: ``dali_augment`` was tried on black ones, which it may treat otherwise."""
+    found = next((shape for shape in shapes if shape != (size, size, 3)), None)
+    if found is not None:
+        raise ValueError(f"dali_augment must give images of {size} x {size} pixels, got some of shape {found}")
 
 
 def _tensor(outputs: Any) -> Tensor:

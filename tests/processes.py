@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,20 @@ CONTEXT.set_forkserver_preload(
 
 
 @contextmanager
-def started(world_size: int, output: Path, *arguments: object, script: str = "imagenet") -> Iterator[list[Any]]:
+def started(
+    world_size: int,
+    output: Path,
+    *arguments: object,
+    script: str = "imagenet",
+    main: Callable[..., None] = rank_main,
+) -> Iterator[list[Any]]:
     """The processes of a run, as torchrun would start them; at the end those that still run are killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     texts = [*map(str, arguments), "--run.output", str(output)]
     ranks: list[Any] = [
-        CONTEXT.Process(target=rank_main, args=(rank, world_size, port, f"{output}.{rank}.txt", script, texts))
+        CONTEXT.Process(target=main, args=(rank, world_size, port, f"{output}.{rank}.txt", script, texts))
         for rank in range(world_size)
     ]
     for process in ranks:

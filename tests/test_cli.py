@@ -60,9 +60,16 @@ def test_help_names_every_option(arguments, words, capsys):
     [
         ([], "COMMAND"),
         (["chec"], "'chec'"),
+        (["evalute", "x"], "; did you mean evaluate? (see fastmoll --help)"),
+        (["frobnicate"], "'report') (see fastmoll --help)"),
+        (["--verison"], "there is no option --verison; did you mean --version? (see fastmoll --help)"),
         (["check"], "DATA"),
         (["check", ".", "--threads", "many"], "'many'"),
-        (["check", ".", "--thread", "2"], "unrecognized arguments: --thread 2 (see fastmoll check --help)"),
+        (["check", ".", "more"], "unrecognized arguments: more (see fastmoll check --help)"),
+        (["check", ".", "--thread", "2"], "no option --thread; did you mean --threads? (see fastmoll check --help)"),
+        (["evaluate", "x", "--corupted=y"], "--corupted; did you mean --corrupted? (see fastmoll evaluate --help)"),
+        (["preview", "x.png", "--outptu", "y.png"], "no option --outptu; did you mean --output? (see fastmoll preview"),
+        (["sweep", "x", "--learning-rate", "1"], "there is no option --learning-rate (see fastmoll sweep --help)"),
         (["preview", "x.png"], "-o/--output"),
         (["preview", "x.png", "-o", "y.png", "--temperatures", "warm"], "'warm'"),
     ],
@@ -106,6 +113,15 @@ def test_bad_input_is_one_line_and_status_two(arguments, message, tmp_path: Path
     assert main([word.format(tmp_path) for word in arguments]) == 2
     line = last_line(capsys)
     assert line.startswith("error: ") and message in line
+
+
+def test_an_error_of_the_system_names_the_file_and_no_number(tmp_path: Path, capsys):
+    for name in "ab":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (120, 120)).save(tmp_path / "data" / name / "x.png")
+    (tmp_path / "data" / "a" / "y.png").symlink_to("nowhere.png")
+    assert main(["corrupt", str(tmp_path / "data"), str(tmp_path / "out")]) == 2
+    assert last_line(capsys) == f"error: {tmp_path}/data/a/y.png: No such file or directory"
 
 
 def test_the_options_of_check_arrive(monkeypatch):

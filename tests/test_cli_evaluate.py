@@ -194,7 +194,7 @@ def test_an_error_on_the_way_is_one_line_and_keeps_what_is_done(
         ({"--batch-size": "0"}, "--batch-size must be .*0"),
         ({"--seed": "-1"}, "--seed must be .*-1"),
         ({"--net": "resnet50"}, "--net: .* is of shufflenet_v2_x0_5, not of resnet50"),
-        ({"--size": "32"}, "has images of 16 x 16 pixels, not 32 x 32"),
+        ({"--size": "32"}, "has images of 16 x 16 pixels, not 32 x 32; --size 16 takes them as they are"),
         ({"--out": "/proc/nowhere"}, "--out: /proc/nowhere can't be made"),
         ({"--mean": ("0", "0", "0")}, "--std must be given, too: --mean and --std belong together"),
     ],

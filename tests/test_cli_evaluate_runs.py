@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from evaluations import SOME, cells, fails, finish, run, start, write_data
@@ -49,6 +50,15 @@ def test_the_finished_runs_of_a_sweep_are_evaluated_and_an_error_keeps_no_other_
     assert len(errors) == 1 and errors[0].startswith(f"error: {sweep / 'run-4'}: CHECKPOINT: ")
     for name in ("run-2", "run-10"):
         assert len(cells(sweep / name / "robustness-generated")) == 5
+    # At the end stands a table of all runs.
+    lines = out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("run  "))
+    heads, *rows = [line.split() for line in lines[first : first + 5] if "─" not in line]
+    assert heads == ["run", "clean,", "%", "corrupted,", "%", "NLL", "ECE", "cells"]
+    figures = cells(sweep / "run-10" / "robustness-generated")
+    mean = {x: fmean(cell[x] for name, cell in figures.items() if name != "clean") for x in ("error", "nll", "ece")}
+    row = [f"{figures['clean']['error']:.2f}", f"{mean['error']:.2f}", f"{mean['nll']:.4f}", f"{mean['ece']:.4f}", "4"]
+    assert rows == [["run-2", *row], ["run-4", *"–––––"], ["run-10", *row]]
     shutil.rmtree(sweep / "run-4")
     assert run(sweep, *SOME) == 0
     assert capsys.readouterr().out.count("5 of 5 cells are done already") == 2
@@ -105,6 +115,25 @@ def test_what_is_of_one_network_is_refused_for_a_sweep(sweep: Path, capsys: pyte
     message = fails(capsys, sweep)
     assert message == f"error: CHECKPOINT: no run in {sweep} is finished: run-2, run-3, run-4, run-10"
     assert "is a folder without model.pt" in fails(capsys, sweep / "run-2")
+
+
+def test_the_table_of_all_runs_is_as_wide_as_the_terminal(
+    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(sweep / "run-4")
+    name = "digits-shufflenet_v2_x0_5-none-mollify-mollify.beta=1,3-seed10"
+    (sweep / "run-10").rename(sweep / name)
+    (sweep / "run-2").rename(sweep / name.replace("1,3", "1,2"))
+    start = name.partition("mollify.beta")[0]
+    for width in (60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert run(sweep, *ONE) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown = lines[max(place for place, line in enumerate(lines) if line.startswith("run ")) - 1 :]
+        assert all(len(line) <= width for line in shown)
+        names = "".join(line.split("  ")[0] for line in shown)  # be they in several lines
+        assert (name in names) == (width == 200)
+        assert (f"Names begin with {start}" in names and name.removeprefix(start) in names) == (width < 200)
 
 
 def test_rescoring_takes_the_folder_of_a_run_with_one_evaluation(

@@ -255,6 +255,9 @@ def test_a_folder_without_the_published_pictures_is_named(tmp_path: Path, monkey
     monkeypatch.setenv("FASTMOLL_FROST", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"nowhere': frost1\.png: No such file"):
         frost_textures.frost_textures()
+    monkeypatch.setattr(frost_textures.importlib.util, "find_spec", lambda name: None)
+    assert frost_textures.frost_source(used=False) == "made"
+    monkeypatch.setenv("FASTMOLL_FROST", str(published(tmp_path / "other")))
     assert frost_textures.frost_source(used=False) == "published"
 
 

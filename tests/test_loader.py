@@ -142,13 +142,23 @@ def halve_unless_black(images: Any) -> Any:
     return fn.resize(images, resize_x=side, resize_y=side)
 
 
+def halve_if_bright(images: Any) -> Any:
+    """Of the images of `make_tree`, half: one resized image in a batch, and the others as they were."""
+    from nvidia.dali import fn, types
+
+    side = 16.0 - 8.0 * fn.cast(fn.reductions.mean(images) > 128, dtype=types.FLOAT)
+    return fn.resize(images, resize_x=side, resize_y=side)
+
+
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_dali_function_that_does_something_else_to_black_images_is_found_out(make_tree: Make, fused: bool) -> None:
-    with (
-        loader(make_tree(8), dali_augment=halve_unless_black, fused=fused) as batches,
-        pytest.raises(ValueError, match=r"^dali_augment must give images of 16 x 16 pixels, .* \(8, 8, 3\)$"),
-    ):
-        next(iter(batches))
+@pytest.mark.parametrize("function", [halve_unless_black, halve_if_bright])
+def test_a_dali_function_that_does_something_else_to_some_images_is_found_out(
+    make_tree: Make, fused: bool, function: Any
+) -> None:
+    with loader(make_tree(8), dali_augment=function, fused=fused) as batches:
+        for _ in range(2):  # the same batch again
+            with pytest.raises(ValueError, match=r"^dali_augment must give images of 16 x 16 pixels, .* \(8, 8, 3\)$"):
+                next(iter(batches))
 
 
 @pytest.mark.parametrize("fused", [False, True])

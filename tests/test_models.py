@@ -227,6 +227,12 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, close: str) -> N
             look_up(name)
 
 
+def test_each_close_name_is_said_once_though_torchvision_and_timm_have_it() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(ValueError, match=r"did you mean resnet18 or (?!resnet18 )\S+ or (?!resnet18\?)\S+\?$"):
+        check_model_name("resnt18")
+
+
 @pytest.mark.parametrize("name", [None, 18, ["resnet18"]])
 def test_a_name_that_is_no_string_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match=r"^name must be a string, got "):

@@ -128,6 +128,12 @@ def test_what_is_left_out_is_listed_with_its_reason(tmp_path: Path) -> None:
     assert any(text.startswith("1 table. 2 more have nothing to show") for text in document.said("p"))
 
 
+def test_the_page_says_what_its_figures_are(tmp_path: Path) -> None:
+    (text,) = [" ".join(text.split()) for text in page(tmp_path, [TABLE], []).said("p") if text.startswith("Error: ")]
+    assert all(f"{name}: " in text for name in ("Error", "NLL", "ECE", "adaptive ECE", "mCE"))
+    assert text.endswith("Lower is better in all of them.")
+
+
 def test_names_of_users_cannot_become_markup(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"'&"
     table = Table(title=evil, note=evil, columns=(evil, "b"), rows=((evil, evil), ("x", "y")))

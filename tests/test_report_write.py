@@ -65,7 +65,9 @@ def test_a_report_is_tables_figures_and_a_page_with_all_of_them(
             assert all(written[f"{name}/{stem}.{ending}"] for ending in endings)
     assert {"benchmark", "error_of_each_corruption", "paper_check", "severity"} <= tables
     assert f"{len(tables)} tables and {len(figures)} figures in {out}; the page is {out}/report.html\n" in text
-    assert "left out: Architectures: No two runs differ in their network alone.\n" in text
+    assert "left out (1): no two runs differ in their network alone: Architectures\n" in text
+    assert re.search(r"^left out \(4\): it needs pictures, .*--images\): (?:[A-Z][^,]*, ){3}1 more \(-v", text, re.M)
+    assert len([line for line in text.splitlines() if line.startswith("left out")]) == 3
     page = written["report.html"].decode()
     for title in ("Benchmark", "Error of each corruption", "With minus without mollification", "Paper check"):
         assert title in page
@@ -193,7 +195,7 @@ def test_bad_input_is_named_and_leaves_an_earlier_report_as_it_was(tmp_path: Pat
     ):
         with pytest.raises(ValueError, match=message):
             report(runs, out)
-    with pytest.raises(ValueError, match="missing"):
+    with pytest.raises(ValueError, match=r"images: .*missing"):
         report([good], out, images=tmp_path / "missing")
     assert files(out) == before
 
@@ -219,13 +221,27 @@ def test_a_shells_star_takes_tables_and_unevaluated_runs_along(
     (begun / "robustness-generated" / "cells").mkdir(parents=True)
     assert command(unevaluated, begun, run, table, "-o", tmp_path / "out") == 0
     said = capsys.readouterr().out
-    for path in (unevaluated, table):
-        assert f"left out: {path}: no evaluation\n" in said
-    assert said.count(str(begun)) == 1 and "robustness-generated: not all 75 cells are evaluated" in said
+    assert f"left out (2): no evaluation: {unevaluated}, {table}\n" in said
+    assert f"left out (1): not all 75 cells are evaluated: {begun}/robustness-generated\n" in said
     with pytest.raises(ValueError, match=r"has no robustness\.json: evaluate a checkpoint first"):
         command(unevaluated, "-o", tmp_path / "other")
     with pytest.raises(ValueError, match=r"table.csv is no evaluation: name a run's folder or a robustness.json"):
         command(table, "-o", tmp_path / "other")
+
+
+def test_runs_of_a_folder_that_are_left_out_are_counted_and_named_in_full_on_request(
+    tmp_path: Path, one_figure: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "runs" / "a", fake_result(count=40))
+    for name in "abcdef":
+        (tmp_path / "runs" / name).mkdir(exist_ok=True)
+        (tmp_path / "runs" / name / "config.json").touch()
+    paths = [str(tmp_path / "runs" / name) for name in "bcdef"]
+    assert command(tmp_path / "runs", "-o", tmp_path / "out") == 0
+    text = f"left out (5): no evaluation: {', '.join(paths[:3])}, 2 more (-v names them)\n"
+    assert text in capsys.readouterr().out
+    assert command(tmp_path / "runs", "-o", tmp_path / "out", "-v") == 0
+    assert f"left out (5): no evaluation: {', '.join(paths)}\n" in capsys.readouterr().out
 
 
 def test_the_same_runs_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ def test_settings_that_do_nothing_are_not_told(tmp_path: Path) -> None:
     config = small("--data", "digits", "--mollify.k-blur", "2", "--run.log-every", "7", "--data.path", "/x")
     settings = find_checkpoint(str(save(tmp_path, config, ["a", "b"], None))).training["settings"]
     assert settings == {}  # resnet18 is told as the network, and nothing is mollified
+    config = small("--data", "cifar10", "--optim.name", "adamw", "--optim.decay", "all")
+    settings = find_checkpoint(str(save(tmp_path, config, ["a", "b"], None))).training["settings"]
+    assert settings == {"optim.name": "adamw", "optim.decay": "all"}  # not what AdamW brings with it
 
 
 def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:
@@ -218,7 +221,7 @@ def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "net", "message"),
     [
-        ("nowhere.pt", None, r"CHECKPOINT: nowhere\.pt is no file .*the folder of a run, torchvision:NAME"),
+        ("nowhere.pt", None, r"CHECKPOINT: nowhere\.pt is no file .*a run or of a sweep, torchvision:NAME"),
         (
             "torchvision:resnet51",
             None,

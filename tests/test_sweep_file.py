@@ -131,6 +131,67 @@ options = { recipe = "scratch", "optim.epochs" = 30 }
     assert sources == [*ours, *ours, ("fcr+trivial", "paper, table 5", "25.1")]
 
 
+def test_a_name_leaves_out_what_the_optimiser_and_short_runs_bring_unless_it_was_changed(
+    write_sweep: Callable[[str], Path],
+) -> None:
+    path = write_sweep("""
+[[grid]]
+trainer = "imagenet"
+data = "/data/imagenet"
+net = "resnet50"
+augment = "fc"
+mollify = false
+seed = 0
+options = { recipe = "scratch" }
+[grid.vary]
+optim.name = ["sgd", "adamw"]
+optim.epochs = [90, 3]
+optim.lr = [0.1, 1e-3]
+optim.decay = ["all", "weights"]
+""")
+    start = "imagenet-resnet50-fc-recipe=scratch"
+    runs = read_sweep(path)
+    parts = [run.name.removeprefix(start).removesuffix("-seed0").split("-optim.") for run in runs]
+    shown = {" ".join([name.strip("-"), *more]).strip() for name, *more in parts}
+    assert len(shown) == 16 and {"", "adamw", "adamw epochs=3", "epochs=3", "lr=0.001 decay=weights"} <= shown
+    changes = ("", " lr=0.1", " decay=all", " lr=0.1 decay=all")
+    adamw = {f"adamw{epochs}{change}" for epochs in ("", " epochs=3") for change in changes}
+    assert {x for x in shown if x.startswith("adamw")} == adamw
+    # Those of earlier versions are other names, and as many.
+    former = {run.former for run in runs}
+    assert len(former) == 16 and all(run.former not in {*names(runs)} - {run.name} for run in runs)
+    long = "optim.name=adamw-optim.lr=0.001-optim.lr_batch=1024-optim.weight_decay=0.05-optim.decay=weights"
+    assert sorted(next(run.former for run in runs if run.name == f"{start}-adamw-seed0").split("-")) == sorted(
+        f"{start}-{long}-seed0".split("-")
+    )
+    assert f"{start}-optim.epochs=3-optim.warmup_epochs=0.166666666667-seed0" in former
+
+
+def test_defaults_that_are_written_out_make_no_other_run(write_sweep: Callable[[str], Path]) -> None:
+    written = 'options = { optim.lr = 1e-3, optim.weight_decay = 0.05, optim.decay = "weights" }'
+    path = write_sweep(f"""
+[defaults]
+data = "cifar10"
+options = {{ optim.name = "adamw" }}
+[[grid]]
+[[grid]]
+{written}
+""")
+    assert names(read_sweep(path)) == ["cifar10-presnet50-fcr+trivial-adamw-seed0"]
+
+
+def test_a_folder_of_the_former_name_is_the_runs_own(write_sweep: Callable[[str], Path], tmp_path: Path) -> None:
+    text = '[[grid]]\ndata = "digits"\noptions."optim.name" = "adamw"\n'
+    (run,) = read_sweep(write_sweep(text))
+    assert run.folder(tmp_path) == tmp_path / run.name != tmp_path / run.former
+    finish(tmp_path / run.former, 0.25)
+    assert run.folder(tmp_path) == tmp_path / run.former
+    (row,) = make_rows([run], tmp_path)
+    assert (row.settings, row.means["error"]) == ("optim.name=adamw", 25)
+    (tmp_path / run.name).mkdir()
+    assert run.folder(tmp_path) == tmp_path / run.name
+
+
 GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
 
 
@@ -145,7 +206,7 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         (GRID + 'augmnet = "fcr"', "[[grid]] 2, line 8: unknown key 'augmnet': did you mean 'augment'?"),
         (GRID + 'augment = ["fcr",\n  "fcr+trival"]', "[[grid]] 2, line 9: augment must be"),
         (GRID + 'augment = ["fcr",\n  "fcr+trival"]', "got 'fcr+trival': did you mean 'fcr+trivial'?"),
-        (GRID + 'net = "presnet51"', "line 8: there is no classification model 'presnet51'; did you mean presnet50"),
+        (GRID + 'net = "presnet51"', "line 8: there is no classification model 'presnet51'; did you mean"),
         (GRID + 'data = "cifar1O"', "line 8: data: 'cifar1O' is neither a known data set nor a file or folder: did"),
         (GRID + 'data = "cifar1O"', "did you mean 'cifar10'?"),
         (GRID + 'trainer = "imagnet"', "line 8: unknown trainer 'imagnet': did you mean 'imagenet'?"),
@@ -160,6 +221,8 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         (GRID + "[grid.options.optim]\nlr = 1\nepoch = 3", "line 10: unknown option 'optim.epoch'"),
         (GRID + 'vary."optim.epoch" = [3]', "line 8: unknown option 'optim.epoch'"),
         (GRID + 'vary."optim.epochs" = 3', "line 8: vary must have a list of values for optim.epochs, got 3"),
+        (GRID + 'options."model.weights" = "IMAGENET1K_V9"', "line 8: --model.weights: 'IMAGENET1K_V9' is no file"),
+        (GRID + 'net = "resnet50"\noptions."model.weights" = "timm"', "for resnet50: IMAGENET1K_V1, IMAGENET1K_V2; "),
         (GRID + 'options."optim.epochs" = "ten"', "line 8: Error parsing --epochs/--optim.epochs: invalid literal"),
         (GRID + 'options."optim.lr" = -1', "line 8: --optim.lr must be positive, got -1"),
         (GRID + 'mollify = true\noptions."mollify.beta" = [1, -2]', "line 9: mollify: beta"),

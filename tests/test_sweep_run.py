@@ -234,6 +234,40 @@ def test_data_that_are_not_there_are_found_before_any_run_starts(
         assert main(["sweep", "some.toml", "--device", "cpu", "--filter", "digits"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ('data = ["digits", "./nowhere"]', "nowhere' is no file or folder"),
+        ('data = "digits"\noptions."model.weights" = "there/best.pt"', "--model.weights: 'there/best.pt' is no file\n"),
+    ],
+)
+def test_what_a_start_would_be_refused_for_is_said_of_a_list_too(
+    grid: str, message: str, write_sweep: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = read_sweep(write_sweep(f"[[grid]]\n{grid}\n"))
+    assert main(["sweep", "some.toml", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and not Path("runs").exists()
+    assert main(["sweep", "some.toml", "--device", "cpu", "--list"]) == 0
+    captured = capsys.readouterr()
+    assert all(f"to do      {run.name}\n" in captured.out for run in runs)
+    assert captured.err == f"a start here would be refused: {error.removeprefix('error: ')}"
+
+
+def test_a_run_that_was_begun_needs_its_weights_no_more(
+    write_sweep: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '[[grid]]\ndata = "digits"\noptions = { "model.weights" = "there/best.pt", "optim.name" = "adamw" }\n'
+    (run,) = read_sweep(write_sweep(text))
+    folder = Path("runs/some") / run.former  # as earlier versions called it
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.pt").touch()
+    assert main(["sweep", "some.toml", "--device", "cpu", "--list"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"unfinished {run.former}\n") and captured.err == ""
+    assert select([run], [run.former]) == select([run], ["adamw"]) == [run]
+
+
 @pytest.mark.usefixtures("fake")
 def test_the_end_of_a_job_ends_the_trainers_and_the_next_sweep_goes_on(
     write_sweep: Callable[[str], Path], tmp_path: Path

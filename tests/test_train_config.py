@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fastmoll.train.config import check, difference, parse, parse_small
+from fastmoll.train.options import as_typed
 from fastmoll.train.recipes import RECIPES
 from fastmoll.train.settings import Config, OptimConfig
 
@@ -111,6 +112,34 @@ def test_adamws_learning_rate_is_that_of_its_recipe(recipe: str, lr: float, batc
     assert json.loads(json.dumps(config.plain())) == config.plain()
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--optim.lr must be positive", "--lr must be positive"),
+        ("--optim.lr-batch and --data.path stay", "--optim.lr-batch and --data.path stay"),
+        ("--model.name: no such, or --data.name.", "--model.name: no such, or --data."),
+        ("--run.output: DIR, --data.batch-size=3", "--output: DIR, --data.batch-size=3"),
+    ],
+)
+def test_messages_name_options_in_short_unless_they_were_typed_in_full(text: str, shown: str) -> None:
+    argv = ["--lr", "-1", "--model.name=x", "--data.batch_size", "3"]
+    assert as_typed(text, parse_small([]), argv) == shown
+
+
+@pytest.mark.parametrize("read", [parse, parse_small])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--optim.lrr", "--optim.lr FLOAT"), ("--epoch", "--epochs"), ("--batchsize", "--batch-size")]
+)
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(
+    read: Callable[[list[str]], Config], typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        read([typed, "3"])
+    text = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert stopped.value.code == 2 and f"Unrecognized options: {typed}" in text
+    assert "Perhaps you meant" in text and meant in text.partition("Perhaps you meant")[2]
+
+
 def test_a_path_without_the_name_of_its_data_is_answered_with_how_to_give_it() -> None:
     message = (
         "--data.path must be left out for digits, the default of --data, got /mine: give the folder as --data /mine,"
@@ -150,7 +179,18 @@ def of_an_earlier_version(plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_run_of_an_earlier_version_goes_on_and_only_with_the_optimiser_it_had(tmp_path: Path) -> None:
+def refused(capsys: pytest.CaptureFixture[str], read: Callable[[list[str]], Config], arguments: list[str]) -> str:
+    """The one line of an error in a command line."""
+    with pytest.raises(SystemExit) as stopped:
+        read(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2
+    return line
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_only_with_the_optimiser_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = parse(["/data", "--recipe", "scratch"])
     saved = of_an_earlier_version(config.plain())
     assert not {"name", "betas"} & saved["optim"].keys()
@@ -158,8 +198,7 @@ def test_a_run_of_an_earlier_version_goes_on_and_only_with_the_optimiser_it_had(
     again = ["--resume", "--output", str(tmp_path)]
     assert parse(again).optim == config.optim and parse(again).data == config.data
     assert difference(saved, parse(again).plain()) is None
-    message = "optim.name was sgd and is now adamw"
-    assert difference(saved, parse([*again, "--optim.name", "adamw"]).plain()) == message
+    assert refused(capsys, parse, [*again, "--optim.name", "adamw"]).endswith("that run's optimiser is sgd, not adamw")
     assert difference(saved, parse([*again, "--optim.clip-norm", "1"]).plain()) == (
         "optim.clip_norm was None and is now 1.0"
     )
@@ -167,7 +206,7 @@ def test_a_run_of_an_earlier_version_goes_on_and_only_with_the_optimiser_it_had(
     assert difference(saved, shifted) == "data.mean was None and is now [0.0, 0.0, 0.0]"
 
 
-def test_a_run_with_adamw_goes_on_with_its_own_settings(tmp_path: Path) -> None:
+def test_a_run_with_adamw_goes_on_with_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--optim.name", "adamw", "--optim.betas", "0.8", "0.9", "--optim.clip-norm", "2", "--data", "cifar10"]
     config = parse_small([*given, "--optim.decay", "all"])
     (tmp_path / "config.json").write_text(json.dumps(config.plain()))
@@ -176,9 +215,9 @@ def test_a_run_with_adamw_goes_on_with_its_own_settings(tmp_path: Path) -> None:
         resumed = parse_small([*again, *more])
         check(resumed)
         assert resumed.optim == config.optim
-    assert difference(config.plain(), parse_small([*again, "--optim.name", "sgd"]).plain()) == (
-        "optim.name was adamw and is now sgd"
-    )
+    # Not that its betas are none of SGD's.
+    said = refused(capsys, parse_small, [*again, "--optim.name=sgd"])
+    assert said == f"error: --output: {tmp_path}/config.json does not fit: that run's optimiser is adamw, not sgd"
 
 
 def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
@@ -262,6 +301,20 @@ def test_weights_to_evaluate_bring_the_data_of_their_run_where_none_are_given(
     assert (data.name, data.path, data.std) == ("cifar10", Path("/there"), (1.0, 1.0, 1.0))
     data = parse_small(["--data", "/other", *evaluation]).data
     assert (data.name, data.path, data.std) == ("/other", None, (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("read", [parse, parse_small])
+def test_mean_and_deviation_of_a_run_are_taken_both_or_not_at_all(
+    tmp_path: Path, read: Callable[[list[str]], Config]
+) -> None:
+    (tmp_path / "model.pt").touch()
+    own = ["--data.mean", "0", "0", "0", "--data.std", "1", "1", "1"]
+    (tmp_path / "config.json").write_text(json.dumps(read(own).plain()))
+    evaluation = ["--evaluate", "--model.weights", str(tmp_path / "model.pt")]
+    check(read(evaluation))
+    for option, pair in (("--data.mean", r"\(0.5, 0.5, 0.5\) and None"), ("--data.std", r"None and \(0.5, 0.5, 0.5\)")):
+        with pytest.raises(ValueError, match=f"^--data.mean and --data.std belong together, got {pair}$"):
+            check(read([*evaluation, option, "0.5", "0.5", "0.5"]))
 
 
 def test_a_run_is_not_resumed_with_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from fastmoll import losses
 from fastmoll.distributed import Process, Stop
 from fastmoll.train.engine import Learner, evaluate, learning_rate, loss_of, make_optimizer
 from fastmoll.train.logs import Meter
-from fastmoll.train.run import make_model
+from fastmoll.train.network import make_model
 from fastmoll.train.settings import OptimConfig
 
 

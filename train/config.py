@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
+from fastmoll.train.options import as_typed
 from fastmoll.train.recipes import RECIPES, SMALL_RECIPES, recipe_of, small_recipe, with_adamw
 from fastmoll.train.settings import Config, ImageNetConfig, Kind, OptimConfig, SmallConfig, SmallDataConfig
 
@@ -42,7 +43,8 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
     if saved is not None:
         default = RECIPES[config.recipe]
         with suppress(LookupError, ValueError, TypeError):
-            if saved["data"].get("mean") is not None:  # else they are ImageNet's
+            # Else they are ImageNet's, or of the command line.
+            if saved["data"].get("mean") is not None and not _standardised(config):
                 default = _with_standardisation_of(saved, default)
             data = replace(default.data, size=int(saved["data"]["size"]), path=_path(saved["data"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
@@ -63,7 +65,8 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     saved = _trained(config)
     if saved is not None:
         with suppress(LookupError, ValueError, TypeError):
-            default = _with_standardisation_of(saved, default)
+            if not _standardised(config):
+                default = _with_standardisation_of(saved, default)
             data = default.data
             if name is None:  # else the run's path would be that of other data
                 data = replace(data, name=str(saved["data"]["name"]), path=_path(saved["data"]))
@@ -81,6 +84,11 @@ def _fitting(argv: Sequence[str] | None, default: Kind) -> Kind:
         warmup = int(epochs) * optim.warmup_epochs / optim.epochs
         default = replace(default, optim=replace(optim, warmup_epochs=warmup))
     return default
+
+
+def _standardised(config: ImageNetConfig | SmallConfig) -> bool:
+    """Whether mean or deviation are given: both are then, or `check` refuses them."""
+    return config.data.mean is not None or config.data.std is not None
 
 
 def _with_standardisation_of(saved: dict[str, Any], default: Kind) -> Kind:
@@ -108,10 +116,14 @@ def _going_on(argv: Sequence[str] | None, config: Kind, asked: str | None) -> Ki
         recipe = recipe_of(restored)[0]
         if asked is not None and recipe != recipe_of(config)[0]:
             raise ValueError(f"that run's recipe is {recipe}, not that of {asked}")
+        given, trained = _look_for(argv, "--optim.name"), saved.get("optim", {}).get("name", OptimConfig.name)
+        if given not in (None, trained):  # what else differs follows from it
+            raise ValueError(f"that run's optimiser is {trained}, not {given}")
         restored = _shared_out(restored, saved)
     except (ValueError, AttributeError) as error:
         if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"error: --run.output: {path} does not fit: {error}\n")
+            message = f"error: --run.output: {path} does not fit: {error}\n"
+            sys.stderr.write(as_typed(message, config, argv))
         raise SystemExit(2) from error
     return _parse(argv, restored)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.scoring import autocast, check_count, score
 from fastmoll.train.logs import Meter
 from fastmoll.train.settings import Config, OptimConfig
+from fastmoll.train.signals import Signals
 
 
 def learning_rate(step: int, steps_per_epoch: int, optim: OptimConfig, images_per_step: int) -> float:
@@ -268,7 +270,12 @@ def mean_in_rank_order(world_size, bucket):  # type: ignore[no-untyped-def]  # D
 
 
 def evaluate(
-    model: nn.Module, batches: Iterable[tuple[Any, ...]], process: Process, config: Config, expected: int
+    model: nn.Module,
+    batches: Iterable[tuple[Any, ...]],
+    process: Process,
+    config: Config,
+    expected: int,
+    signals: Signals | None = None,
 ) -> dict[str, float]:
     """Error, NLL and ECE of ``model`` over a whole set and all processes.
 
@@ -281,9 +288,11 @@ def evaluate(
         process: This process.
         config: Settings: memory format and mixed precision.
         expected: Images of the whole set.
+        signals: Where to look for a signal before each batch. A process that gets one leaves the rest of its share; one
+            that gets none, as on another machine, does its own first.
 
     Returns:
-        ``error``, ``nll``, ``ece`` and ``count``.
+        ``error``, ``nll``, ``ece`` and ``count``; nothing, on all processes, where a signal came.
 
     Raises:
         Stop: on all processes, for an error on one of them: an unreadable image, or an NLL that is no longer finite.
@@ -292,7 +301,10 @@ def evaluate(
     process.copy_from_main(model, parameters=False)
     metrics = fastmoll.ClassificationMetrics().to(process.device)
     with process.agree():
-        score(model, batches, metrics, precision=config.run.amp, channels_last=config.model.channels_last)
+        wanted = itertools.takewhile(lambda _: signals is None or not signals.own, batches)
+        score(model, wanted, metrics, precision=config.run.amp, channels_last=config.model.channels_last)
+    if signals is not None and signals.agreed():
+        return {}
     figures = metrics.compute()
     results = {name: float(figures[name]) for name in ("error", "nll", "ece", "count")}
     with process.agree():

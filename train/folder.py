@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from fastmoll.train.config import difference
+from fastmoll.train.logs import counted, in_words
+from fastmoll.train.settings import Config
 
 
 def look_for_run(output: Path, wanted: bool) -> bool:
@@ -23,11 +28,11 @@ def look_for_run(output: Path, wanted: bool) -> bool:
     if wanted and found:
         return True
     if (output / "result.json").exists():
-        step = _stopped(output) if found else None
-        if step is not None:
+        ended = _ended(output) if found else None
+        if ended is not None and ended[2] < ended[3]:
             raise ValueError(
-                f"--run.output: {output} holds a run that stopped after {step}; --resume with more steps goes on, or "
-                "choose another folder"
+                f"--run.output: {output} holds a run that stopped after step {ended[2]} of {ended[3]}; --resume with "
+                "more steps goes on, or choose another folder"
             )
         raise ValueError(f"--run.output: {output} holds a finished run; choose another folder")
     if not wanted and (found or (output / "log.jsonl").exists()):
@@ -35,10 +40,42 @@ def look_for_run(output: Path, wanted: bool) -> bool:
     return False
 
 
-def _stopped(output: Path) -> str | None:
-    """The step that a run was stopped after by ``--run.max-steps``, and of how many; None where it came to its end."""
+def finished(output: Path, config: Config, world_size: int) -> str | None:
+    """What came out of a run in ``output``, in words, where it has done all the steps that ``config`` asks for.
+
+    Args:
+        output: Folder, which need not be there.
+        config: Settings that the run is to go on with.
+        world_size: Number of processes.
+
+    Raises:
+        ValueError: it was a run with other settings.
+    """
+    ended = _ended(output)
+    if ended is None:
+        return None
+    saved, result, done, total = ended
+    if done != min(total, config.run.max_steps or total):
+        return None
+    resolved, now = saved.pop("resolved"), config.plain()
+    if resolved.get("world_size") != world_size:
+        now["data"]["batch_size"] = saved["data"]["batch_size"]  # no step is left that must have as many images
+    changed = difference(saved, now)
+    if changed:
+        raise ValueError(
+            f"--run.output: {output} holds a finished run with other settings: {changed}; choose another folder"
+        )
+    steps = counted(total, "step") if done == total else f"the {done} of {counted(total, 'step')} that are asked for"
+    return f"the run in {output} is finished, after {steps}: {result}"
+
+
+def _ended(output: Path) -> tuple[dict[str, Any], str, int, int] | None:
+    """Of a run with results: its settings, the results in words, its steps, and how many it would have to its end.
+
+    None where there are none, or some that can't be read.
+    """
     with suppress(OSError, LookupError, ValueError, TypeError):
         config, result = (json.loads((output / f"{name}.json").read_bytes()) for name in ("config", "result"))
-        done, total = int(result["steps"]), int(config["optim"]["epochs"] * config["resolved"]["steps_per_epoch"])
-        return f"step {done} of {total}" if done < total else None
+        total = int(config["optim"]["epochs"] * config["resolved"]["steps_per_epoch"])
+        return config, in_words(result["validation"]), int(result["steps"]), total
     return None

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fastmoll.train.run import start
     from fastmoll.train.run_imagenet import run
 
-    return start(config, run)
+    return start(config, run, argv)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torchvision
-from torch import nn
 
 import fastmoll
 from fastmoll.distributed import Process, Stop, together
@@ -24,25 +22,42 @@ from fastmoll.robustness.checkpoints import find_training
 from fastmoll.train import checkpoint
 from fastmoll.train.config import check, with_output
 from fastmoll.train.engine import Learner, evaluate, peak_rate
-from fastmoll.train.folder import look_for_run
-from fastmoll.train.logs import Log, Meter, counted, table
+from fastmoll.train.folder import finished, look_for_run
+from fastmoll.train.logs import Log, Meter, counted, in_words, table
+from fastmoll.train.network import make_model
+from fastmoll.train.options import as_typed
 from fastmoll.train.resident import ResidentLoader
-from fastmoll.train.settings import Config, Kind, SmallConfig
-from fastmoll.train.signals import stop_asked
-from fastmoll.weights import FORMAT, build_model, load_weights
+from fastmoll.train.settings import Config, Kind
+from fastmoll.train.signals import Signals, stop_asked
+from fastmoll.weights import FORMAT
 
 Loader = fastmoll.ImageNetLoader | fastmoll.SmallImageLoader
 
 
-def start(config: Kind, run: Callable[[Kind, Process], None]) -> int:
-    """Join the processes of this run and do ``run(config, process)``; returns the exit code that `together` says."""
-    return together(config.run.device, lambda process: run(config, process))
+def start(config: Kind, run: Callable[[Kind, Process], None], argv: Sequence[str] | None) -> int:
+    """Join the processes of this run, do ``run(config, process)``, and name options in errors as ``argv`` does.
+
+    Returns:
+        The exit code that `together` says.
+    """
+
+    def work(process: Process) -> None:
+        try:
+            run(config, process)
+        except Stop as stop:
+            raise Stop(stop.message and as_typed(stop.message, config, argv), stop.code) from stop
+
+    return together(config.run.device, work)
 
 
-def set_up(config: Kind, process: Process) -> tuple[Kind, bool]:
-    """Check the settings, fill in the output folder, and look whether there is a run to go on with."""
+def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
+    """Check the settings, fill in the output folder, and look whether there is a run to go on with.
+
+    Returns:
+        The settings, and whether there is one; None where it is finished, which has been said.
+    """
     now = process.gather(time.strftime("%Y%m%d-%H%M%S"))[0]
-    resuming = False
+    resuming, done = False, None
     with process.agree():
         check(config)
         backend = config.mollify.backend
@@ -50,9 +65,14 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool]:
             raise ValueError(f"--mollify.backend must be auto or torch on a {process.device.type}, got {backend}")
         if config.run.output is None:
             config = with_output(config, Path("runs") / f"{config.title}-{now}")
-        if not config.run.evaluate:
+        if config.run.resume:
+            done = finished(output_folder(config), config, process.world_size)
+        if not config.run.evaluate and done is None:
             resuming = look_for_run(output_folder(config), config.run.resume)
-    resuming = process.gather(resuming)[0]  # a network file system may show it to the others later
+    resuming, done = process.gather((resuming, done))[0]  # a network file system may show it to the others later
+    if done is not None:
+        say(process, done)
+        return config, None
     if config.run.resume and not resuming:
         known = " with the settings in its config.json" if (output_folder(config) / "config.json").exists() else ""
         say(process, f"nothing to resume in {config.run.output}: starting{known}")
@@ -132,38 +152,6 @@ def make_mollify(config: Config, classes: list[str]) -> fastmoll.Mollify | None:
     )
 
 
-def make_model(config: Config, process: Process, num_classes: int, size: int, *, load: bool) -> nn.Module:
-    """The network on the device, the same on all processes, with ``model.weights`` where ``load`` says so."""
-    name, weights = config.model.name, config.model.weights
-    note = "random weights"
-    with process.agree():
-        torch.manual_seed(config.run.seed)
-        stem = None if isinstance(config, SmallConfig) else False
-        model = build_model(name, num_classes, size, small_stem=stem, fresh=weights is None)
-        if not config.run.evaluate:
-            check_batch(model, config.data.batch_size * config.draws, size)
-        if load and weights is not None and process.main:
-            note = load_weights(model, name, weights, size=size, exact=config.run.evaluate)
-    order = torch.channels_last if config.model.channels_last else torch.contiguous_format
-    model.to(process.device).to(memory_format=order)
-    process.copy_from_main(model)
-    torch.manual_seed(config.run.seed + 1 + process.rank)  # dropout: another stream on each process
-    if load:
-        say(process, f"{name}: {note}")
-    return model
-
-
-def check_batch(model: nn.Module, batch_size: int, size: int) -> None:
-    """Refuse a batch of one image, with all its draws, where batch norm would have one value a channel to normalise."""
-    if batch_size > 1:
-        return
-    trial = copy.deepcopy(model).train().to("meta")
-    try:
-        trial(torch.empty(1, 3, size, size, device="meta"))
-    except ValueError as error:
-        raise ValueError(f"--data.batch-size must be more than 1 for this network: {error}") from error
-
-
 def resume(config: Config, process: Process, learner: Learner, training: Loader) -> None:
     """Put learner, loader and random generators back to where the checkpoint was taken."""
     output = output_folder(config)
@@ -180,9 +168,7 @@ def resume(config: Config, process: Process, learner: Learner, training: Loader)
         except (LookupError, TypeError, AttributeError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"{path} is damaged, or of another version ({reason})") from error
-        if learner.step > learner.last or (learner.step == learner.last and (output / "result.json").exists()):
-            if learner.step >= learner.total:
-                raise ValueError(f"--run.output: {output} holds a finished run; choose another folder")
+        if learner.step > learner.last:
             raise ValueError(
                 f"--run.output: {output} holds a run that has done {learner.step} of {counted(learner.total, 'step')}, "
                 f"and this one ends at {learner.last}; choose a larger --run.max-steps, or none, or another folder"
@@ -217,24 +203,22 @@ def train(
     meter = Meter(process)
     results: dict[str, float] = {}
     every = config.run.validate_every
-    with stop_asked() as asked:
+    with stop_asked(process) as signals:
         for epoch in range(max(learner.step - 1, 0) // per_epoch, config.optim.epochs):
             end = min((epoch + 1) * per_epoch, learner.last)
             validating = end == learner.last or (every > 0 and (epoch + 1) % every == 0)
             # A checkpoint before each validation, with which a run resumed there begins; not after each epoch, since a
             # good part of the time that a GPU needs for one would go into writing it.
-            train_epoch(config, process, learner, batches, meter, log, epoch, end, asked, save=validating)
+            train_epoch(config, process, learner, batches, meter, log, epoch, end, signals, save=validating)
             if not validating:
                 continue
             with bar(validation, process, f"epoch {epoch + 1} validation", len(validation)) as progress:
-                results = evaluate(learner.evaluated, progress, process, config, validation.num_samples)
+                results = evaluate(learner.evaluated, progress, process, config, validation.num_samples, signals)
+            if not results:
+                stop(config, process, learner, signals.agreed(), ", before its validation was done")
             with process.agree():
                 log.write("validation", learner.step, epoch + 1, results)
-            say(
-                process,
-                f"epoch {epoch + 1}/{config.optim.epochs}: error {results['error']:.2%}, NLL {results['nll']:.4f}, "
-                f"ECE {results['ece']:.4f}",
-            )
+            say(process, f"epoch {epoch + 1}/{config.optim.epochs}: {in_words(results)}")
             if learner.step >= learner.last:
                 break
     with process.agree():
@@ -251,11 +235,11 @@ def train_epoch(
     log: Log,
     epoch: int,
     end: int,
-    asked: Callable[[], int],
+    signals: Signals,
     *,
     save: bool,
 ) -> None:
-    """Take the steps of an epoch that are still to do, until ``asked`` or up to ``end``, with a checkpoint if ``save``.
+    """Take the steps of an epoch that are still to do, up to ``end`` or a signal, with a checkpoint if ``save``.
 
     Raises:
         Stop: the loss or the weights are no longer finite, the disk is full, or SIGINT or SIGTERM came; after those
@@ -266,16 +250,15 @@ def train_epoch(
     done = learner.step - epoch * learner.steps_per_epoch
     batches.set_epoch(epoch)
     meter.begin(batches)
-    stop, saving = 0, False
+    number, saving = 0, False
     with bar(range(0), process, f"epoch {epoch + 1}", learner.steps_per_epoch, done) as progress:
-        while learner.step < end and not stop:
+        while learner.step < end and not number:
             lr = learner.lr
             learner.train_step(meter)
             progress.update()
-            # Several processes must agree, which costs: they only do so where they meet for the log.
-            stop = asked() if process.world_size == 1 else 0
+            number = signals.look()
             saving = learner.step % config.run.checkpoint_every == 0 or (save and learner.step == end)
-            if saving or stop or learner.step % config.run.log_every == 0 or learner.step == end:
+            if saving or number or learner.step % config.run.log_every == 0 or learner.step == end:
                 values = {**meter.read(), "lr": lr}
                 progress.set_postfix_str(
                     f"loss {values['loss']:.3f}, lr {lr:.2g}, {values['images_per_second']:.0f} images/s, "
@@ -285,16 +268,20 @@ def train_epoch(
                     if not math.isfinite(values["loss"]):
                         raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
                     log.write("train", learner.step, epoch + 1, values)
-                stop = stop or max(process.gather(asked()))
             if saving and not config.run.resident:
                 save_checkpoint(config, process, learner, batches)
-    stop = stop or max(process.gather(asked()))
-    if stop:
-        kept = "" if config.run.resident else "; --resume goes on there"
-        if kept and not saving:
+    number = number or signals.agreed()
+    if number:
+        if not config.run.resident and not saving:
             save_checkpoint(config, process, learner, batches)
-        say(process, f"stopped by {signal.Signals(stop).name} after step {learner.step}{kept}")
-        raise Stop(None, 128 + stop)
+        stop(config, process, learner, number)
+
+
+def stop(config: Config, process: Process, learner: Learner, number: int, where: str = "") -> NoReturn:
+    """End the run at signal ``number``: after a step or, in words, ``where`` else."""
+    kept = "" if config.run.resident else "; --resume goes on there"
+    say(process, f"stopped by {signal.Signals(number).name} after step {learner.step}{where}{kept}")
+    raise Stop(None, 128 + number)
 
 
 def save_checkpoint(config: Config, process: Process, learner: Learner, training: Loader) -> None:

@@ -21,6 +21,8 @@ from fastmoll.weights import timm_offers
 def run(config: ImageNetConfig, process: Process) -> None:
     """Set-up, loaders, then the network and its training."""
     config, resuming = set_up(config, process)
+    if resuming is None:
+        return
     with ExitStack() as stack:
         with process.agree():
             if config.data.path is None:

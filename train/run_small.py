@@ -18,6 +18,8 @@ from fastmoll.train.settings import SmallConfig
 def run(config: SmallConfig, process: Process) -> None:
     """Set-up, images, loaders, then the network and its training."""
     config, resuming = set_up(config, process)
+    if resuming is None:
+        return
     with ExitStack() as stack:
         with process.agree():
             images = read_small(config.data.name, "val", config.data.path)

@@ -157,8 +157,9 @@ class RunConfig:
     output: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
     """Folder of logs, checkpoints and results; None: runs/<recipe or data and network>-<date>-<time>."""
     resume: Annotated[bool, tyro.conf.arg(aliases=["--resume"])] = False
-    """Go on from output/checkpoint.pt, or start a run where there is none. Settings that are not given are those of
-    that run; on another number of processes, batch_size is such that a step has as many images."""
+    """Go on from output/checkpoint.pt, or start a run where there is none; a finished run is left as it is, and its
+    result said. Settings that are not given are those of that run; on another number of processes, batch_size is such
+    that a step has as many images."""
     evaluate: Annotated[bool, tyro.conf.arg(aliases=["--evaluate"])] = False
     """Only evaluate model.weights on the validation images; those of a run bring its data, network and image size."""
     resident: Annotated[bool, tyro.conf.arg(aliases=["--resident"])] = False

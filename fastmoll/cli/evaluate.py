@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastmoll.distributed import Process
+    from fastmoll.robustness.results import Results
 
 
 def add(commands: Any) -> None:
@@ -21,7 +24,8 @@ def add(commands: Any) -> None:
         description="Error, NLL and calibration of a network on clean images and on 15 corruptions at five severities, "
         "read as published or generated as it goes. Stopped and started again, it goes on with the next corruption and "
         "severity. On several GPUs: torchrun --nproc-per-node 8 -m fastmoll evaluate ...",
-        epilog="Exit status: 0 success, 1 an error on the way (unreadable image, full disk), 2 bad input, before any "
+        epilog="Error in %, NLL in nats and ECE, how far confidence is from the share of right answers: lower is "
+        "better. Exit status: 0 success, 1 an error on the way (unreadable image, full disk), 2 bad input, before any "
         "work, 130 interrupted.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -184,7 +188,7 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
-    """Evaluate all finished runs in a folder; one that can't be doesn't keep the others from it.
+    """Evaluate all finished runs in a folder, then put them in one table; an error of one keeps no other from it.
 
     Raises:
         Stop: on all processes, for arguments that are of one network, no finished run, or, at the end, such an error.
@@ -192,6 +196,7 @@ def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
     from fastmoll.cli.evaluation import check_arguments, evaluate
     from fastmoll.distributed import Stop
     from fastmoll.output import say
+    from fastmoll.robustness.summary import summary
 
     with process.agree():
         folder = Path(args.checkpoint)
@@ -209,9 +214,10 @@ def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
     codes: list[int] = []
     failed: dict[str, list[str]] = {}
     every = process.gather(finished)[0]
+    results: dict[str, Results | None] = dict.fromkeys(run.name for run in every)
     for run in every:
         try:
-            evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": str(run)}))
+            results[run.name] = evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": str(run)}))
         except Stop as stop:
             codes.append(stop.code)
             if stop.message is not None:
@@ -221,6 +227,10 @@ def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
     for first, *others in failed.values():
         if others:
             sys.stderr.write(f"error: the same as for {first}: {', '.join(others)}\n")
+    with process.agree():
+        if process.main and len(every) > 1 and any(results.values()):
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
+            say(process, "\n" + summary(results, width))
     if codes:
         raise Stop(None, 2 if codes == [2] * len(every) else 1)
 

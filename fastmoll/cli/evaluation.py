@@ -74,12 +74,15 @@ class _Network:
     std: Sequence[float]
 
 
-def evaluate(process: Process, args: argparse.Namespace) -> None:
+def evaluate(process: Process, args: argparse.Namespace) -> Results:
     """Evaluate a network on one of several processes.
 
     Args:
         process: This process.
         args: The command's arguments, as parsed; those that the user left out may be missing.
+
+    Returns:
+        Where the results are.
 
     Raises:
         Stop: on all processes, for an error on one of them: above all arguments that are wrong or don't go together.
@@ -93,10 +96,10 @@ def evaluate(process: Process, args: argparse.Namespace) -> None:
             images = _images(args, checkpoint)
             network = _network(args, process, checkpoint, images.clean, names)
             if process.main:
-                results = _results(args, process, checkpoint, images, network)
-                stack.enter_context(lock(results.out, "--out"))
-                results.begin()
-        results = process.gather(results if process.main else None)[0]
+                begun = _results(args, process, checkpoint, images, network)
+                stack.enter_context(lock(begun.out, "--out"))
+                begun.begin()
+        results: Results = process.gather(begun if process.main else None)[0]
         clean, num_classes = images.clean, len(images.clean.classes)
         say(
             process,
@@ -123,6 +126,7 @@ def evaluate(process: Process, args: argparse.Namespace) -> None:
                     reason = add_to_result(checkpoint.folder, content)
                     if reason is not None:
                         say(process, reason)
+    return results
 
 
 def rescore(process: Process, out: Path) -> None:

@@ -7,10 +7,12 @@ images, ``corrupt`` a data set, ``report`` what came out.
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -23,10 +25,29 @@ _OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": corrupt, "evaluate": evaluate
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line, as for every other bad input, instead of the usage in front of it."""
+        command = re.match(r"argument COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if command is not None:
+            message += _hint(command[1], re.findall(r"\w+", command[2]))
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
+    def check_options(self, words: Iterable[str]) -> None:
+        """Refuse an option that there is not, before argparse complains of what is missing without it."""
+        known = self._option_string_actions
+        for word in words:
+            name = word.partition("=")[0]
+            if name == "--":
+                return
+            if name.startswith("--") and name not in known:
+                self.error(f"there is no option {name}{_hint(name, known)}")
 
-def _parser() -> _Parser:
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, [*known], 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _parser() -> tuple[_Parser, dict[str, _Parser]]:
+    """The parser of the command line, and those of the commands."""
     parser = _Parser(
         prog="fastmoll",
         description="Robust classifiers from mollified images. Training: torchrun -m fastmoll.train.imagenet --help, "
@@ -117,8 +138,8 @@ def _parser() -> _Parser:
         action="append",
         default=[],
         metavar="TEXT",
-        help="only runs with this value (cifar10), this key=value (mollify=false, optim.epochs=30) or, if none has, "
-        "this in their name; may be given several times, then all must match",
+        help="only runs with this name, this value (cifar10), this key=value (mollify=false, optim.epochs=30) or, if "
+        "none has, this in their name; may be given several times, then all must match",
     )
     sweep.add_argument("--task", metavar="I/N", help="only part I of N equal parts, counted from 1")
     sweep.add_argument(
@@ -136,7 +157,7 @@ def _parser() -> _Parser:
 
     for module in _OF_THEIR_OWN.values():
         module.add(commands)
-    return parser
+    return parser, commands.choices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,8 +182,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser, commands = _parser()
+    place = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
     try:
-        args, unknown = _parser().parse_known_args(arguments)
+        parser.check_options(words[:place])
+        if place < len(words) and words[place] in commands:
+            commands[words[place]].check_options(words[place + 1 :])
+        args, unknown = parser.parse_known_args(words)
     except SystemExit as stop:  # argparse ends the process for --help, --version and bad usage
         return stop.code if isinstance(stop.code, int) else 0
     options = vars(args)
@@ -190,7 +217,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError, ImportError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        from fastmoll.pipelines.errors import in_words
+
+        sys.stderr.write(f"error: {' '.join(in_words(error).split())}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_SHOWN: Final = 3  # of what is left out for the same reason
 
 
 def add(commands: Any) -> None:
@@ -21,7 +24,8 @@ def add(commands: Any) -> None:
         "fastmoll evaluate, put what the paper prints beside what was measured, and write one HTML page with all of "
         "it, which needs no other file. Runs that differ in their seed alone are averaged, but never official with "
         "generated images.",
-        epilog="Exit status: 0 written, 2 bad input, before anything is written.",
+        epilog="Error in %, NLL in nats and ECE, how far confidence is from the share of right answers: lower is "
+        "better; the page explains them. Exit status: 0 written, 2 bad input, before anything is written.",
         allow_abbrev=False,
     )
     report.add_argument(
@@ -47,6 +51,7 @@ def add(commands: Any) -> None:
         help="folder of images, or a small data set, for the figures that need pictures: information against blur, "
         "the corruptions and their spectra (default: these are left out)",
     )
+    report.add_argument("-v", "--verbose", action="store_true", help="name everything that is left out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         ImportError: Matplotlib is missing.
         OSError: the folder cannot be written.
     """
-    from fastmoll.report.read import find_runs, find_unfinished
+    from fastmoll.report.read import find_runs, find_unevaluated, find_unfinished
     from fastmoll.report.write import report
 
     # A shell's runs/* has the tables of a sweep in it, and runs that nobody has evaluated.
@@ -82,14 +87,30 @@ def run(args: argparse.Namespace) -> int:
     written = report(runs, args.out, images=args.images)
     tables = [table for table in written.tables if table.rows]
     figures = [figure for figure in written.figures if figure.png is not None]
-    left_out = [(table.title, table.note) for table in written.tables if not table.rows]
-    left_out += [(figure.title, figure.caption) for figure in written.figures if figure.png is None]
     unfinished = [folder for path in args.runs for folder in find_unfinished(path)]
-    lines = [f"left out: {path}: no evaluation" for path in others if not find_unfinished(path)]
-    lines += [f"left out: {folder}: not all 75 cells are evaluated" for folder in unfinished]
-    lines += [f"left out: {title}: {reason}" for title, reason in left_out]
+    unevaluated = [path for path in others if not find_unfinished(path)]
+    unevaluated += [run for path in runs for run in find_unevaluated(path)]
+    left_out = [("no evaluation", str(path)) for path in unevaluated]
+    left_out += [("not all 75 cells are evaluated", str(folder)) for folder in unfinished]
+    left_out += [(table.note, table.title) for table in written.tables if not table.rows]
+    left_out += [(figure.caption, figure.title) for figure in written.figures if figure.png is None]
+    lines = _grouped(left_out, _SHOWN if not args.verbose else len(left_out))
     lines.append(
         f"{len(tables)} tables and {len(figures)} figures in {written.page.parent}; the page is {written.page}"
     )
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def _grouped(left_out: Iterable[tuple[str, str]], shown: int) -> list[str]:
+    """A line for each reason, which names the first ``shown`` things that are left out for it."""
+    reasons: dict[str, list[str]] = {}
+    for reason, name in left_out:
+        names = reasons.setdefault(reason[:1].lower() + reason[1:].removesuffix("."), [])
+        if name not in names:
+            names.append(name)
+    lines = []
+    for reason, names in reasons.items():
+        more = [f"{len(names) - shown} more (-v names them)"] if len(names) > shown else []
+        lines.append(f"left out ({len(names)}): {reason}: {', '.join([*names[:shown], *more])}")
+    return lines

@@ -42,7 +42,10 @@ def read_images(images: str | Path, size: int, limit: int) -> Tensor:
     if files:
         pictures = [_open(files[i]) for i in _spaced(len(files), limit)]
     else:
-        data = read_small(images, "val")
+        try:
+            data = read_small(images, "val")
+        except ValueError as error:
+            raise ValueError(f"images: {str(error).removeprefix('data: ')}") from error
         pictures = [Image.fromarray(data.images[i]) for i in _spaced(len(data.images), limit)]
     square = [ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC) for picture in pictures]
     return torch.from_numpy(np.stack([np.asarray(x) for x in square])).permute(0, 3, 1, 2).contiguous()

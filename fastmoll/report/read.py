@@ -52,6 +52,12 @@ def find_unfinished(path: str | Path) -> list[Path]:
     return sorted(cells.parent for cells in found if not (cells.parent / _FILE).exists())
 
 
+def find_unevaluated(path: str | Path) -> list[Path]:
+    """The runs in a folder of many of which there is no evaluation, not even a part."""
+    runs = {run.parent for run in Path(path).glob("*/config.json")}
+    return sorted(run for run in runs if not any(run.glob("robustness-*")))
+
+
 def read_run(folder: str | Path) -> RunResult:
     """Read one finished evaluation.
 

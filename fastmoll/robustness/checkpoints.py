@@ -18,7 +18,7 @@ from fastmoll.models import check_model_name, from_timm
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.robustness.networks import call_function, describe_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
-from fastmoll.sweep.settings import AXES, QUIET, QUIET_RUN, flat, read_settings
+from fastmoll.sweep.settings import AXES, DECISIVE, QUIET, QUIET_RUN, changes, flat, read_settings, words
 from fastmoll.weights import FORMAT, build_model, load_weights, read_file
 
 _OPTION: Final = "CHECKPOINT"
@@ -274,8 +274,8 @@ def _file(name: str, net: str | None) -> Checkpoint:
     if not path.is_file():
         reason = "is a folder without model.pt" if path.is_dir() else "is no file"
         raise ValueError(
-            f"{_OPTION}: {name} {reason} (others are the folder of a run, torchvision:NAME[:WEIGHTS], timm:NAME and "
-            "python:FILE.py:FUNCTION)"
+            f"{_OPTION}: {name} {reason} (others are the folder of a run or of a sweep, torchvision:NAME[:WEIGHTS], "
+            "timm:NAME and python:FILE.py:FUNCTION)"
         )
     config, classes = find_training(path)
     found: tuple[Callable[..., Any], ModuleType] | None = None
@@ -375,22 +375,24 @@ def _check_name(net: str, option: str) -> None:
 
 
 def _changes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from the trainer's recipe and matter for the result: those that name a sweep's runs."""
+    """The settings that it does not have by default and that matter for the result: those that name a sweep's runs."""
     data, small = config["data"], "name" in config["data"]
     recipe = str(config.get("recipe", "finetune"))
     base = [f"--data={data['name']}"] if small else [str(data.get("path") or "data"), f"--recipe={recipe}"]
-    (answer,) = read_settings([("small_images" if small else "imagenet", base)])
-    if "settings" not in answer:
-        return {}  # of a version of the trainer that had other recipes
-    before = flat(answer["settings"])
     now = flat({name: value for name, value in config.items() if name != "resolved"})
+    decisive = [word for name in DECISIVE if name in now for word in words(name, now[name])]
+    trainer = "small_images" if small else "imagenet"
+    answers = read_settings([(trainer, base), (trainer, [*base, *decisive])])
+    if not all("settings" in answer for answer in answers):
+        return {}  # of a version of the trainer that had other recipes
+    before, usual = (flat(answer["settings"]) for answer in answers)
     quiet = {*QUIET, *QUIET_RUN, *AXES.values(), "recipe"}
     if "name" in config["data"]:
         quiet |= {*_MEASURED}
     if not config["mollify"]["enabled"]:
         quiet |= {name for name in now if name.startswith("mollify.")}
-    changes = {name: value for name, value in now.items() if name not in quiet and value != before.get(name)}
-    return changes if recipe == "finetune" else {"recipe": recipe, **changes}
+    found = changes({name: value for name, value in now.items() if name not in quiet}, before, usual)
+    return found if recipe == "finetune" else {"recipe": recipe, **found}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -237,7 +237,8 @@ def _small(data: SmallData, name: str, size: int | None) -> StoredImages:
     height, width = map(int, data.images.shape[1:3])
     if height != width or size not in (None, width):
         wanted = f"{size} x {size}" if size is not None else "squares"
-        raise ValueError(f"size: {data.root} has images of {height} x {width} pixels, not {wanted}")
+        hint = f"; --size {width} takes them as they are" if height == width else ""
+        raise ValueError(f"size: {data.root} has images of {height} x {width} pixels, not {wanted}{hint}")
     known = KNOWN.get(data.name or "")
     standardisation = None if known is None else (known.mean, known.std)
     return StoredImages(

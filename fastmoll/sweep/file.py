@@ -17,7 +17,21 @@ import fastmoll
 from fastmoll.augment import parse_augment
 from fastmoll.models import check_model_name
 from fastmoll.pipelines.small import NAMES
-from fastmoll.sweep.settings import AXES, OWN, QUIET, QUIET_RUN, TRAINERS, flat, plain_error, read_settings
+from fastmoll.sweep.settings import (
+    AXES,
+    DECISIVE,
+    OWN,
+    QUIET,
+    QUIET_RUN,
+    TRAINERS,
+    as_text,
+    changes,
+    flat,
+    plain_error,
+    read_settings,
+    words,
+)
+from fastmoll.weights import check_weights
 
 _KEYS: Final = (*AXES, "trainer", "options", "vary")
 
@@ -27,7 +41,8 @@ class Run:
     """One training run.
 
     Attributes:
-        name: Its folder's name: the axes, and what differs from the trainer's recipe.
+        name: Its folder's name: the axes, and what the run does not have by default.
+        former: What earlier versions called it: also with the defaults that its optimiser brings.
         trainer: Module of ``fastmoll.train``.
         arguments: Its command line, without output folder and device.
         data: Data set, or the last part of its path.
@@ -35,11 +50,12 @@ class Run:
         augment: Augmentation.
         mollify: Whether it mollifies.
         seed: Seed.
-        changes: Other settings that differ from the recipe and matter for the result, as text.
+        changes: Other settings that it does not have by default and that matter for the result, as text.
         settings: All settings, ``{"optim.epochs": 300, ...}``.
     """
 
     name: str
+    former: str
     trainer: str
     arguments: tuple[str, ...]
     data: str
@@ -54,6 +70,11 @@ class Run:
     def changed(self) -> str:
         """``changes`` in one line."""
         return ", ".join(f"{name}={value}" for name, value in self.changes.items())
+
+    def folder(self, out: Path) -> Path:
+        """Its folder in that of the sweep: the one of its former name where that alone is there."""
+        now, before = out / self.name, out / self.former
+        return before if before.is_dir() and not now.exists() else now
 
 
 def find_file(file: str | os.PathLike[str]) -> Path:
@@ -98,15 +119,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return close[0] if close else known[0]
 
 
-def as_text(value: object) -> str:
-    """A setting's value, short: ``1``, ``1,0.5``, ``true``."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    return ",".join(map(as_text, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
 @dataclass(frozen=True)
 class _Request:
     """Combinations that differ in net, augment, mollify and seed only."""
@@ -125,7 +137,11 @@ class _Request:
 
     @property
     def words(self) -> list[str]:
-        return [word for name, value in self.options.items() if name != "recipe" for word in _words(name, value)]
+        return [word for name, value in self.options.items() if name != "recipe" for word in words(name, value)]
+
+    @property
+    def decisive(self) -> list[str]:
+        return [word for name in DECISIVE if name in self.options for word in words(name, self.options[name])]
 
 
 class _Sweep:
@@ -234,19 +250,27 @@ class _Sweep:
         """The runs, after the trainers have read their settings."""
         # Of the axes, only mollification decides on what other settings may be.
         pairs = [(request, arm) for request in requests for arm in request.axes["mollify"] or [None]]
-        asked = [(x.trainer, x.base) for x, _ in pairs]
-        asked += [(x.trainer, [*x.base, *x.words, *([] if arm is None else [_flag(arm)])]) for x, arm in pairs]
-        answers = read_settings(asked)
-        half = len(pairs)
+        flags = {None: [], True: [_flag(True)], False: [_flag(False)]}
+        asked = [
+            (x.trainer, (*x.base, *more))
+            for x, arm in pairs
+            for more in ([], [*x.words, *flags[arm]], x.decisive)  # the recipe, the run, what is usual with its choices
+        ]
+        once = [*dict.fromkeys(asked)]
+        answers = dict(zip(once, read_settings(once), strict=True))
         known: dict[str, Run] = {}
-        for (request, _), before, after in zip(pairs, answers[:half], answers[half:], strict=True):
-            recipe, settings = self.settings(request, before), self.settings(request, before, after)
+        for number, (request, _) in enumerate(pairs):
+            before, *others = (answers[x] for x in asked[3 * number : 3 * number + 3])
+            recipe = self.settings(request, before)
+            settings, usual = (self.settings(request, before, answer) for answer in others)
             net, augment, seed = (request.axes[axis] or [settings[AXES[axis]]] for axis in ("net", "augment", "seed"))
             mollify = settings["mollify.enabled"]
             if mollify:
                 self.check_mollify(request, settings)
+            for name in net:
+                self.check_weights(request, name, settings["model.weights"])
             for values in itertools.product(net, augment, [mollify], seed):
-                run = _run(request, recipe, settings, *values)
+                run = _run(request, recipe, usual, settings, *values)
                 other = known.setdefault(run.name, run)
                 if (other.trainer, other.settings) != (run.trainer, run.settings):
                     differ = [x for x in run.settings if run.settings[x] != other.settings.get(x)] or ["trainer"]
@@ -270,6 +294,15 @@ class _Sweep:
             self.fail(request.table, message, *(x.rpartition(".")[2] for x in named[:1]))
         return flat(answer["settings"])
 
+    def check_weights(self, request: _Request, net: str, weights: str | None) -> None:
+        """Refuse weights that nobody has; whether a file is there, the start of the runs says."""
+        if weights is None or os.sep in weights or Path(weights).suffix:
+            return
+        try:
+            check_weights(net, weights)
+        except ValueError as error:
+            self.fail(request.table, str(error), f'"{weights}"')
+
     def check_mollify(self, request: _Request, settings: Mapping[str, Any]) -> None:
         """Let `Mollify` refuse its settings now, not each run."""
         section = {name.removeprefix("mollify."): x for name, x in settings.items() if name.startswith("mollify.")}
@@ -285,6 +318,7 @@ class _Sweep:
 def _run(
     request: _Request,
     recipe: Mapping[str, Any],
+    usual: Mapping[str, Any],
     settings: Mapping[str, Any],
     net: str,
     augment: str,
@@ -293,17 +327,23 @@ def _run(
 ) -> Run:
     idle = {name for name in settings if name.startswith("mollify.") and not mollify} - {"mollify.enabled"}
     quiet = {*QUIET, *QUIET_RUN, *AXES.values(), *idle}
-    changes = {
-        name: as_text(value) for name, value in settings.items() if name not in quiet and value != recipe.get(name)
-    }
+    telling = {name: value for name, value in settings.items() if name not in quiet}
+    chosen = {name: as_text(value) for name, value in changes(telling, recipe, usual).items()}
+    earlier = {name: as_text(value) for name, value in changes(telling, recipe, recipe).items()}
     if request.options.get("recipe", "finetune") != "finetune":
-        changes = {"recipe": str(request.options["recipe"]), **changes}
+        chosen, earlier = ({"recipe": str(request.options["recipe"]), **x} for x in (chosen, earlier))
     data = Path(request.data).resolve().name
-    parts = [data, net, augment, *(["mollify"] if mollify else []), *(f"{x}={y}" for x, y in changes.items())]
     axes = {"model.name": net, "data.augment": augment, "mollify.enabled": mollify, "run.seed": seed}
     arguments = [*request.base, f"--net={net}", f"--augment={augment}", _flag(mollify)]
+
+    def name(parts: Iterable[str]) -> str:
+        every = [data, net, augment, *(["mollify"] if mollify else []), *parts, f"seed{seed}"]
+        return "-".join(every).replace("/", "_")
+
     return Run(
-        name="-".join([*parts, f"seed{seed}"]).replace("/", "_"),
+        # The optimiser by its bare name, which no former name has: the folder of one run is never another's.
+        name=name(y if x == "optim.name" else f"{x}={y}" for x, y in chosen.items()),
+        former=name(f"{x}={y}" for x, y in earlier.items()),
         trainer=request.trainer,
         arguments=(*arguments, f"--run.seed={seed}", *request.words),
         data=data,
@@ -311,21 +351,10 @@ def _run(
         augment=augment,
         mollify=mollify,
         seed=seed,
-        changes=changes,
+        changes=chosen,
         settings={**settings, **axes, **dict.fromkeys(idle)},
     )
 
 
 def _flag(mollify: bool) -> str:
     return "--mollify" if mollify else "--no-mollify"
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """A setting on the trainer's command line."""
-    option = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        group, _, flag = option.rpartition(".")
-        return [option if value else f"{group}.no-{flag}"]
-    if isinstance(value, list):
-        return [option, *map(as_text, value)]
-    return [f"{option}={as_text(value)}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -17,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import torch
-
-from fastmoll.pipelines.small import find_small
-from fastmoll.sweep.file import Run, as_text, find_file, nearest, read_sweep
-from fastmoll.sweep.settings import AXES, environment_alone
+from fastmoll.sweep.checks import check_start, parse_task
+from fastmoll.sweep.file import Run, find_file, nearest, read_sweep
+from fastmoll.sweep.settings import AXES, as_text, environment_alone
 from fastmoll.sweep.table import as_csv, as_markdown, make_rows, read_result
 
 _POLL: Final = 0.2
@@ -49,13 +46,14 @@ def run_sweep(
     Args:
         file: Sweep file, or the name of one in this package (``paper.toml``).
         out: Folder of the runs; default ``runs/<file's name>``.
-        filters: Only runs that match all of these: a value (``cifar10``), ``key=value`` (``mollify=false``,
-            ``optim.epochs=30``), or, where no run has that value, a part of the run's name.
+        filters: Only runs that match all of these: a name, present or former, a value (``cifar10``), ``key=value``
+            (``mollify=false``, ``optim.epochs=30``), or, where no run has that value, a part of the run's name.
         task: ``"i/n"``: only part i of n, 1 <= i <= n. The parts have no run in common and together are all, whatever
             is done already.
         device: ``"auto"`` (GPUs where there are any), ``"cuda"`` or ``"cpu"``.
         gpus: GPUs to use, as in ``CUDA_VISIBLE_DEVICES``; default: all that are visible.
-        action: ``"run"``, ``"list"`` (print the runs and how far they are) or ``"table"`` (only write and print it).
+        action: ``"run"``, ``"list"`` (print the runs, how far they are, and on standard error what a start here would
+            be refused for) or ``"table"`` (only write and print it).
 
     Returns:
         Exit status: 0 if no run failed, else 1.
@@ -68,29 +66,21 @@ def run_sweep(
     folder = Path("runs") / path.stem if out is None else Path(out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder")
-    part, parts = _parse_task(task)
+    part, parts = parse_task(task)
     runs = read_sweep(path)
     chosen = select(runs, filters)[part - 1 :: parts]
     if action == "list":
         _list(chosen, folder)
+        try:
+            check_start(chosen, folder, device, gpus)
+        except ValueError as error:
+            sys.stderr.write(f"a start here would be refused: {error}\n")
         return 0
     failed = 0
     if action == "run":
-        devices = _devices(device, gpus)
-        _check_data([run for run in chosen if read_result(folder / run.name) is None])
-        failed = _Sweep(chosen, folder, devices).run()
+        failed = _Sweep(chosen, folder, check_start(chosen, folder, device, gpus)).run()
     _write_table(runs, chosen, folder)
     return 1 if failed else 0
-
-
-def _check_data(runs: Sequence[Run]) -> None:
-    """Refuse data that are not there, which would make run after run fail."""
-    wanted = ((run.trainer, run.settings.get("data.name", ""), run.settings["data.path"]) for run in runs)
-    for trainer, name, path in dict.fromkeys(wanted):
-        if trainer == "small_images":
-            find_small(name, path)
-        elif path is not None and not Path(path).is_dir():
-            raise ValueError(f"data: there is no folder {path}")
 
 
 def select(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
@@ -102,7 +92,8 @@ def select(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
     chosen = list(runs)
     for text in filters:
         key, equals, value = text.partition("=")
-        if equals:
+        matching = [run for run in runs if text in (run.name, run.former)]
+        if equals and not matching:
             setting = AXES.get(key, key.replace("-", "_"))
             known = {*AXES, *(name for run in runs for name in run.settings)}
             if key not in AXES and setting not in known:
@@ -110,7 +101,7 @@ def select(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
             matching = [run for run in runs if _same(run.data if key == "data" else run.settings.get(setting), value)]
             values = {as_text(run.data if key == "data" else run.settings.get(setting)) for run in runs}
             known = {f"{key}={x}" for x in values}
-        else:
+        elif not matching:
             matching = [run for run in runs if text in _values(run)] or [run for run in runs if text in run.name]
             known = {value for run in runs for value in _values(run)}
         if not matching:
@@ -160,7 +151,7 @@ class _Sweep:
         self.out = out
         self.free = deque(devices)
         self.places = len(devices)
-        todo = [run for run in runs if state(out / run.name) != "done"]
+        todo = [run for run in runs if state(run.folder(out)) != "done"]
         self.queue = deque(todo)
         self.before = self.total - len(todo)
         self.children: list[_Child] = []
@@ -195,7 +186,7 @@ class _Sweep:
         return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
     def start(self, run: Run) -> None:
-        folder = self.out / run.name
+        folder = run.folder(self.out)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -318,34 +309,6 @@ def _held(path: Path) -> bool:
     return False
 
 
-def _parse_task(task: str | None) -> tuple[int, int]:
-    if task is None:
-        return 1, 1
-    match = re.fullmatch(r"(\d+)/(\d+)", task)
-    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= part <= parts:
-        raise ValueError(f"--task must be i/n with 1 <= i <= n, for example 1/8 to 8/8 (--array=1-8), got {task!r}")
-    return part, parts
-
-
-def _devices(device: str, gpus: str | None) -> list[str | None]:
-    """What to run on, each one run at a time: GPUs as CUDA_VISIBLE_DEVICES names them, or None, the CPU."""
-    if device == "cpu" and gpus is not None:
-        raise ValueError(f"--gpus: there are none to use with --device cpu, got {gpus!r}")
-    count = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
-    if count == 0:
-        if device == "cuda" or gpus is not None:
-            raise ValueError(f"--{'gpus' if gpus is not None else 'device'}: torch finds no usable CUDA device")
-        return [None]
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    visible = named.split(",")[:count] if named else [str(i) for i in range(count)]
-    wanted = visible if gpus is None else [name.strip() for name in gpus.split(",")]
-    for name in wanted:
-        if name not in visible or wanted.count(name) > 1:
-            raise ValueError(f"--gpus must be some of {','.join(visible)}, each once, got {gpus!r}")
-    return [*wanted]
-
-
 def _same(value: object, text: str) -> bool:
     """Whether ``text`` means ``value``: ``1`` and ``1.0`` do."""
     with suppress(ValueError):
@@ -359,9 +322,10 @@ def _values(run: Run) -> list[str]:
 
 
 def _list(runs: Sequence[Run], out: Path) -> None:
-    states = [state(out / run.name) for run in runs]
-    for run, text in zip(runs, states, strict=True):
-        _say(f"{text:<11}{run.name}")
+    folders = [run.folder(out) for run in runs]
+    states = [*map(state, folders)]
+    for folder, text in zip(folders, states, strict=True):
+        _say(f"{text:<11}{folder.name}")
     counts = (f"{states.count(text)} {text}" for text in ("done", "running", "unfinished", "to do") if text in states)
     _say(f"{len(runs)} runs in {out}: {', '.join(counts)}")
 

@@ -24,6 +24,8 @@ OWN: Final = ("run.output", "run.resume", "run.evaluate", "run.resident", "run.d
 # Settings that change how a run is done or reported, not what comes out: they neither name nor distinguish runs.
 QUIET: Final = ("data.path", "data.threads", "data.decoder", "data.hw_decoder_load", "mollify.backend", *OWN)
 QUIET_RUN: Final = ("run.checkpoint_every", "run.validate_every", "run.log_every")
+DECISIVE: Final = ("optim.name", "optim.epochs")
+"""Settings by which the trainers choose defaults of others."""
 
 # Run in a process of its own, because fastmoll does not import its trainers: reads [[trainer, arguments], ...], writes
 # for each the settings that follow or what is wrong. No network, no data, no GPU: a few hundredths of a second each.
@@ -64,6 +66,37 @@ def read_settings(requests: Sequence[tuple[str, Sequence[str]]]) -> list[dict[st
         raise RuntimeError(f"the trainer's settings can't be read:\n{done.stderr}")
     answers: list[dict[str, Any]] = json.loads(done.stdout)
     return answers
+
+
+def words(name: str, value: Any) -> list[str]:
+    """A setting on the trainer's command line."""
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        group, _, flag = option.rpartition(".")
+        return [option if value else f"{group}.no-{flag}"]
+    if isinstance(value, list):
+        return [option, *map(as_text, value)]
+    return [f"{option}={as_text(value)}"]
+
+
+def as_text(value: object) -> str:
+    """A setting's value, short: ``1``, ``1,0.5``, ``true``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return ",".join(map(as_text, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def changes(settings: Mapping[str, Any], recipe: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a run does not have by default.
+
+    Args:
+        settings: All of them, flat.
+        recipe: Those of its recipe.
+        usual: Those of its recipe with its `DECISIVE` ones.
+    """
+    return {x: y for x, y in settings.items() if y != (recipe if x in DECISIVE else usual).get(x)}
 
 
 def plain_error(text: str) -> str:

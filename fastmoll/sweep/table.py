@@ -111,7 +111,7 @@ def make_rows(runs: Iterable[Run], out: Path) -> list[Row]:
     """A row for each combination that has a result, seeds together, followed by the paper's rows for it."""
     groups: dict[tuple[Any, ...], list[tuple[Run, dict[str, Any]]]] = {}
     for run in runs:
-        result = read_result(out / run.name)
+        result = read_result(run.folder(out))
         if result is not None:
             key = (run.data, run.net, run.augment, run.mollify, run.changed)
             groups.setdefault(key, []).append((run, result))

@@ -1,0 +1,78 @@
+"""What a sweep looks at before it starts, or would start, any run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fastmoll.pipelines.small import find_small
+from fastmoll.sweep.file import Run
+from fastmoll.sweep.table import read_result
+from fastmoll.weights import check_weights
+
+
+def check_start(runs: Sequence[Run], out: Path, device: str, gpus: str | None) -> list[str | None]:
+    """Refuse what would make run after run fail: data and weights that are not there, a result that is none.
+
+    Args:
+        runs: The runs that are to be trained, if they aren't yet.
+        out: Folder of the sweep.
+        device: auto, cuda or cpu.
+        gpus: GPUs to use, as in ``CUDA_VISIBLE_DEVICES``; None: all that are visible.
+
+    Returns:
+        What to run on, each one run at a time: GPUs as ``CUDA_VISIBLE_DEVICES`` names them, or None, the CPU.
+
+    Raises:
+        ValueError: the first of these.
+    """
+    devices = _devices(device, gpus)
+    todo = [run for run in runs if read_result(run.folder(out)) is None]
+    # A run that was begun has its weights in its checkpoint.
+    new = [run for run in todo if not (run.folder(out) / "checkpoint.pt").exists()]
+    for net, weights in dict.fromkeys((run.net, run.settings["model.weights"]) for run in new):
+        if weights is not None:
+            check_weights(net, weights)
+    wanted = ((run.trainer, run.settings.get("data.name", ""), run.settings["data.path"]) for run in todo)
+    for trainer, name, path in dict.fromkeys(wanted):
+        if trainer == "small_images":
+            find_small(name, path)
+        elif path is not None and not Path(path).is_dir():
+            raise ValueError(f"data: there is no folder {path}")
+    return devices
+
+
+def parse_task(task: str | None) -> tuple[int, int]:
+    """Part and number of parts of ``--task``, ``"i/n"``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if task is None:
+        return 1, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", task)
+    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part <= parts:
+        raise ValueError(f"--task must be i/n with 1 <= i <= n, for example 1/8 to 8/8 (--array=1-8), got {task!r}")
+    return part, parts
+
+
+def _devices(device: str, gpus: str | None) -> list[str | None]:
+    if device == "cpu" and gpus is not None:
+        raise ValueError(f"--gpus: there are none to use with --device cpu, got {gpus!r}")
+    count = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if count == 0:
+        if device == "cuda" or gpus is not None:
+            raise ValueError(f"--{'gpus' if gpus is not None else 'device'}: torch finds no usable CUDA device")
+        return [None]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    visible = named.split(",")[:count] if named else [str(i) for i in range(count)]
+    wanted = visible if gpus is None else [name.strip() for name in gpus.split(",")]
+    for name in wanted:
+        if name not in visible or wanted.count(name) > 1:
+            raise ValueError(f"--gpus must be some of {','.join(visible)}, each once, got {gpus!r}")
+    return [*wanted]
