@@ -1,4 +1,5 @@
-"""The batch tail of :mod:`fastmoll.kernels.batch_tail` in Triton: four launches, whatever the roles of the images.
+"""The batch tail of :mod:`fastmoll.kernels.batch_tail` in Triton: four launches, whatever the roles of the images, or
+two for the images of most loaders (:mod:`fastmoll.kernels.batch_tail_triton_bytes`).
 
 The blur is ``A_H X A_W`` with one small matrix an axis (see :mod:`fastmoll.kernels.heat_blur`). Only ``X A_W`` needs
 the channels apart, so it goes first and leaves ``Z`` with the channels together again, if that is how the result wants
@@ -36,9 +37,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fastmoll.kernels.batch_tail import Tail
+from fastmoll.kernels.batch_tail_triton_bytes import ByteBlocks, batch_tail_bytes, byte_blocks_for, takes_bytes
 from fastmoll.kernels.draw import BLUR, CLEAN, PURE_NOISE
 from fastmoll.kernels.philox_triton import on_device, signed, sine_quarter
-from fastmoll.kernels.pixels_triton import pixels, pointwise, recipe, store_interleaved
+from fastmoll.kernels.pixels_triton import affine_of, pixels, pointwise, recipe, store_interleaved
 
 _CLEAN: tl.constexpr = tl.constexpr(CLEAN)
 _BLUR: tl.constexpr = tl.constexpr(BLUR)
@@ -279,8 +281,13 @@ _HALF_SMALL: Final = Blocks(
 )
 
 
-def blocks_for(tail: Tail) -> Blocks:
-    """The blocks that were found to be the fastest; images up to 32 pixels high fit half those of all others."""
+def blocks_for(tail: Tail) -> Blocks | ByteBlocks:
+    """The blocks that were found to be the fastest, and so the kernels: ``ByteBlocks`` wherever they can do it."""
+    return byte_blocks_for(tail) if takes_bytes(tail) else any_blocks_for(tail)
+
+
+def any_blocks_for(tail: Tail) -> Blocks:
+    """The same of this module's own; images up to 32 pixels high fit half those of all others."""
     if tail.dtype == torch.float32:
         return _SINGLE
     return _HALF_SMALL if tail.height <= 32 else _HALF
@@ -299,21 +306,15 @@ def _cosines(sizes: tuple[int, ...], width: int, device: torch.device) -> Tensor
     return torch.cat(tables).float().to(device)
 
 
-@functools.lru_cache(maxsize=32)
-def _affine(mean: tuple[float, ...], std: tuple[float, ...], unit: float, device: torch.device) -> Tensor:
-    """Factors and summands ``(2, C)`` of the standardisation of pixels in [0, ``1 / unit``]."""
-    pairs = [(unit / s, -m / s) for m, s in zip(mean, std, strict=True)]
-    return torch.tensor(pairs, dtype=torch.float64).T.contiguous().float().to(device)
-
-
-def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | None = None) -> Tensor:
+def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | ByteBlocks | None = None) -> Tensor:
     """Run :func:`fastmoll.kernels.batch_tail.batch_tail` in Triton.
 
     Args:
         tail: the checked arguments; images of at most 512 x 512 pixels, on a CUDA device (or, in Triton's interpreter,
             on the CPU). Nothing waits for the device.
         out: where to write; default: a new tensor.
-        blocks: default: :func:`blocks_for`.
+        blocks: default: :func:`blocks_for`. With ``Blocks`` even images that :func:`takes_bytes` have the kernels of
+            this module.
 
     Returns:
         ``(B, C, H, W)``, see there.
@@ -324,6 +325,9 @@ def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | No
     if out is None:
         out = torch.empty((B, C, H, W), dtype=tail.dtype, device=device, memory_format=tail.memory_format)
     last = tail.memory_format == torch.channels_last
+    blocks = blocks_for(tail) if blocks is None else blocks
+    if isinstance(blocks, ByteBlocks):
+        return batch_tail_bytes(tail, out, blocks)
     integer = images.dtype == torch.uint8
     if integer:
         images = images.permute(0, 3, 1, 2)
@@ -336,12 +340,11 @@ def batch_tail_triton(tail: Tail, out: Tensor | None = None, blocks: Blocks | No
     single = tail.dtype == torch.float32
     # Three channels at once share the loads of the matrix; in float32, their operands would not fit the registers.
     group = 3 if last and C == 3 and not single else 1
-    blocks = blocks_for(tail) if blocks is None else blocks
     prepare, across, down = blocks.prepare, blocks.across, blocks.down
     constants = {"C": C, "MIX": mix, "PACKED": packed, "LAST": last}
     flip = None if tail.flip is None else tail.flip.contiguous().view(torch.uint8)
     partner, lam, box = (None if x is None else x.contiguous() for x in (tail.partner, tail.lam, tail.box))
-    affine = _affine(tail.mean, tail.std, 1.0 / 255.0 if integer else 1.0, device)
+    affine = affine_of(tail.mean, tail.std, 1.0 / 255.0 if integer else 1.0, device)
 
     programs = triton.cdiv(H, across["BM"]) * triton.cdiv(W, across["BN"]) * (C // group)
     common = (images, affine, flip, partner, lam, box)

@@ -97,16 +97,24 @@ def _normal_pair(w0, w1, sigma):
 
 
 @triton.jit
-def normals(first, BLOCK: tl.constexpr, sigma, sample, epoch, key0, key1):
-    """Normals ``4 * first ... 4 * first + BLOCK - 1`` of a sample's noise stream, in order, times ``sigma``."""
-    c0 = (first + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    zero = c0 & 0
+def four_normals(counter, sigma, sample, epoch, key0, key1):
+    """Normals ``4 * counter ... 4 * counter + 3`` of a sample's noise stream, times ``sigma``: a tuple."""
+    counter = counter.to(tl.uint32)
+    zero = counter & 0
     low = (sample & 0xFFFFFFFF).to(tl.uint32)
     high = (sample >> 32).to(tl.uint32)
     middle = (epoch | _PURPOSE).to(tl.uint32)
     w0, w1, w2, w3 = _philox(
-        c0, zero + low, zero + middle, zero + high, key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
-    )
+        counter, zero + low, zero + middle, zero + high,
+        key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True),
+    )  # fmt: skip
     z0, z1 = _normal_pair(w0, w1, sigma)
     z2, z3 = _normal_pair(w2, w3, sigma)
+    return z0, z1, z2, z3
+
+
+@triton.jit
+def normals(first, BLOCK: tl.constexpr, sigma, sample, epoch, key0, key1):
+    """Normals ``4 * first ... 4 * first + BLOCK - 1`` of a sample's noise stream, in order, times ``sigma``."""
+    z0, z1, z2, z3 = four_normals(first + tl.arange(0, BLOCK // 4), sigma, sample, epoch, key0, key1)
     return tl.reshape(tl.join(tl.join(z0, z2), tl.join(z1, z3)), [BLOCK])

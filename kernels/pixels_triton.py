@@ -7,8 +7,12 @@ Clean and noised images go the whole way here: standardised, with noise, one ele
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fastmoll.kernels.philox_triton import normals
 
@@ -185,3 +189,10 @@ def store_interleaved(target, a, b, c, r, column, H, z_row, BM: tl.constexpr, BN
     tl.store(target, _eight(a0, b0, c0, a1, b1, c1, a2, b2, BM, BN), mask & (f < z_row))
     tl.store(target + 8, _eight(c2, a3, b3, c3, a4, b4, c4, a5, BM, BN), mask & (f + 8 < z_row))
     tl.store(target + 16, _eight(b5, c5, a6, b6, c6, a7, b7, c7, BM, BN), mask & (f + 16 < z_row))
+
+
+@functools.lru_cache(maxsize=32)
+def affine_of(mean: tuple[float, ...], std: tuple[float, ...], unit: float, device: torch.device) -> Tensor:
+    """Factors and summands ``(2, C)`` of the standardisation of pixels in [0, ``1 / unit``]."""
+    pairs = [(unit / s, -m / s) for m, s in zip(mean, std, strict=True)]
+    return torch.tensor(pairs, dtype=torch.float64).T.contiguous().float().to(device)

@@ -21,7 +21,7 @@ SCRIPT = """
 import json, re, sys
 import torch
 import triton_compile
-from fastmoll.kernels import batch_tail_triton
+from fastmoll.kernels import batch_tail_triton, batch_tail_triton_bytes
 from fastmoll.kernels.batch_tail import check_tail
 
 def compile_case(case):
@@ -35,9 +35,10 @@ def compile_case(case):
     }
     if case["mix"]:
         arguments["partner"] = torch.zeros(batch, dtype=torch.int64)
-        arguments["lam"] = torch.zeros(batch)
+        arguments["lam"] = torch.zeros(batch) if case["mix"] == "mixup" else None
+        arguments["box"] = torch.zeros(batch, 4, dtype=torch.int32) if case["mix"] == "cutmix" else None
     tail = check_tail(pixels, **arguments)
-    with triton_compile.recorded(batch_tail_triton) as launches:
+    with triton_compile.recorded(batch_tail_triton, batch_tail_triton_bytes) as launches:
         batch_tail_triton.batch_tail_triton(tail)
     for launch in launches:
         if launch.kernel.__name__ in case["kernels"]:
@@ -52,7 +53,9 @@ def compile_case(case):
 print(json.dumps({name: list(compile_case(case)) for name, case in json.loads(sys.argv[1]).items()}))
 """
 
-PRODUCTS = ("_across", "_down")
+PRODUCTS = ("_across", "_down", "_second")
+ANY = ("_across", "_down")
+BYTES = ("_first", "_second")
 MATRIX = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 
 
@@ -62,22 +65,28 @@ class Case:
 
     dtype: str = "bfloat16"
     memory_format: str = "channels_last"
-    mix: bool = False
+    mix: str = ""
     size: int = 224
     batch: int = 4
-    kernels: tuple[str, ...] = PRODUCTS
+    kernels: tuple[str, ...] = BYTES
     architectures: tuple[int, ...] = ARCHITECTURES
 
 
 CASES = {
-    "half": Case(),
-    "half, small": Case(size=32),
-    "factors": Case(kernels=("_lines", "_prepare"), mix=True),
-    "mixed": Case(dtype="float16", mix=True, architectures=(90,)),
-    "odd": Case(size=37, memory_format="contiguous_format", architectures=(80,)),
+    "bytes": Case(),
+    "bytes, small": Case(size=32, architectures=(80, 90)),
+    "bytes, large": Case(size=512, architectures=(80, 120)),
+    "bytes, MixUp": Case(dtype="float16", mix="mixup"),
+    "bytes, CutMix": Case(mix="cutmix", architectures=(80, 90)),
+    "bytes, ones": Case(size=8, batch=1, architectures=(90,)),
+    "half": Case(memory_format="contiguous_format", kernels=ANY),
+    "half, small": Case(size=31, kernels=ANY),
+    "factors": Case(size=223, kernels=("_lines", "_prepare"), mix="mixup"),
+    "mixed": Case(dtype="float16", size=223, mix="mixup", kernels=ANY, architectures=(90,)),
+    "odd": Case(size=37, memory_format="contiguous_format", kernels=ANY, architectures=(80,)),
     # Sizes that are 1 become constants of the kernel, which may be less than the code expects of a number.
-    "ones": Case(size=1, batch=1, mix=True, kernels=("_lines", "_prepare", *PRODUCTS), architectures=(120,)),
-    "float": Case(dtype="float32"),
+    "ones": Case(size=1, batch=1, mix="mixup", kernels=("_lines", "_prepare", *ANY), architectures=(120,)),
+    "float": Case(dtype="float32", kernels=ANY),
 }
 
 
@@ -103,6 +112,7 @@ def test_kernels_compile_without_spills_and_with_matrix_instructions(name, compi
         assert used["shared"] <= SHARED_LIMIT[used["architecture"]], used
         if used["kernel"] in PRODUCTS:
             # Blocks for small images have 32 rows; the instructions of the newer cards take 64 and more.
-            assert ("HMMA" if case.size <= 32 else MATRIX[used["architecture"]]) in used["matrix"], used
+            small = case.size <= 32 and used["kernel"] != "_second"
+            assert ("HMMA" if small else MATRIX[used["architecture"]]) in used["matrix"], used
             # Wide copies past the registers: they need rows whose alignment the compiler knows.
             assert used["copies"], used

@@ -16,10 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from fastmoll.kernels.batch_tail_cupy import Launch as CudaLaunch
 
 ARCHITECTURES = (80, 90, 100, 120)
 
@@ -29,6 +32,7 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 _POINTERS = {
     torch.uint8: "*u8",
     torch.int8: "*i8",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float16: "*fp16",
@@ -77,21 +81,21 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def recorded(module: ModuleType) -> Iterator[list[Launch]]:
-    """Inside, launches of the module's kernels are written down instead of run."""
-    kernels = {name: value for name, value in vars(module).items() if isinstance(value, triton.JITFunction)}
+def recorded(*modules: ModuleType) -> Iterator[list[Launch]]:
+    """Inside, launches of the modules' kernels are written down instead of run."""
+    kernels = [(m, name, x) for m in modules for name, x in vars(m).items() if isinstance(x, triton.JITFunction)]
     launches: list[Launch] = []
-    for name, kernel in kernels.items():
+    for module, name, kernel in kernels:
         setattr(module, name, _Recorder(kernel, launches))
     try:
         yield launches
     finally:
-        for name, kernel in kernels.items():
+        for module, name, kernel in kernels:
             setattr(module, name, kernel)
 
 
-def compile_launch(launch: Launch, architecture: int) -> Resources:
-    """Compile a launch for ``sm_<architecture>``; no device is needed."""
+def specialised(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
+    """Types of a launch's arguments, values of those that are compiled into the code, and what else is known."""
     kernel = launch.kernel
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
@@ -112,7 +116,13 @@ def compile_launch(launch: Launch, architecture: int) -> Resources:
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if special and value % 16 == 0:
                 attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, attributes)
+    return signature, constants, attributes
+
+
+def compile_launch(launch: Launch, architecture: int) -> Resources:
+    """Compile a launch for ``sm_<architecture>``; no device is needed."""
+    kernel = launch.kernel
+    source = ASTSource(kernel, *specialised(launch))
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch.options)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
@@ -129,6 +139,21 @@ def compile_launch(launch: Launch, architecture: int) -> Resources:
         ptx=compiled.asm["ptx"],
         sass=sass,
     )
+
+
+def as_cuda(launch: Launch, compiled: Resources) -> CudaLaunch:
+    """A compiled launch as those of CUDA C++ are: with pointers as uint64; last, those of scratch memory, of which none
+    is used."""
+    kinds = {"fp32": np.float32, "i32": np.int32, "i64": np.int64}
+    given: list[np.generic] = []
+    for name, kind in specialised(launch)[0].items():
+        value = launch.arguments[name]
+        if kind != "constexpr":
+            given.append(np.uint64(value.data_ptr()) if kind.startswith("*") else kinds[kind](value))
+    tensors = tuple(value for value in launch.arguments.values() if isinstance(value, torch.Tensor))
+    columns, rows = (*launch.grid, 1)[:2]
+    threads = 32 * launch.options.get("num_warps", 4)
+    return CudaLaunch((), (columns, rows), threads, compiled.shared, (*given, np.uint64(0), np.uint64(0)), tensors)
 
 
 def used(usage: str, name: str) -> int:

@@ -60,6 +60,7 @@ _LOGIC = _numbered("AND OR XOR", "logic")
 _COMPARE = _numbered("LT EQ LE GT NE GE", "form", 1)
 _COMPARE_FLOATS = _COMPARE | _numbered("LTU EQU LEU GTU NEU GEU", "form", 9)
 _RELU: dict[str, Fields] = {"RELU": {"relu": 1}}
+_MATRICES: dict[str, Fields] = {"16": {}, "M88": {}, "MT88": {"form": 1}, "2": {"size": 8}, "4": {"size": 16}}
 _SIZES: dict[str, Fields] = {
     "U8": {"size": 1}, "S8": {"size": 1, "is_unsigned": 0}, "U16": {"size": 2}, "S16": {"size": 2, "is_unsigned": 0},
     "64": {"size": 8}, "128": {"size": 16},
@@ -74,6 +75,10 @@ FORMS: dict[str, Form] = {
     "DEPBAR": Form("zz", {"LE": {}}, name="NOP"),
     "LDGDEPBAR": Form("", name="NOP"),
     "CCTL": Form("z", {"E": {}, "PF2": {}}, needs=("PF2",), name="NOP"),  # a prefetch
+    "MEMBAR": Form("", {"ALL": {}, "CTA": {}}, needs=("CTA",), name="NOP"),
+    "FENCE": Form("", {"VIEW": {}, "ASYNC": {}, "S": {}}, needs=("VIEW", "ASYNC"), name="NOP"),
+    # Matrix products are done at once, and so nobody needs to wait for them.
+    "WARPGROUP": Form("", {"ARRIVE": {}, "DEPBAR": {}, "LE": {}}, name="NOP"),
     "BSSY": Form("bz"),
     "BSYNC": Form("b"),
     "BREAK": Form("sb"),
@@ -90,7 +95,7 @@ FORMS: dict[str, Form] = {
     "S2R": Form("dz"),
     "R2UR": Form("ds"),
     "SEL": Form("ds"),
-    "IADD3": Form("dPs", _X),
+    "IADD3": Form("dPs", {"64": {"size": 8}} | _X),
     "VIADD": Form("ds"),
     "VIMNMX": Form("ds", _U32 | _RELU),
     "VIADDMNMX": Form("ds", _U32 | _RELU),
@@ -101,6 +106,7 @@ FORMS: dict[str, Form] = {
     "PLOP3": Form("pps", {"LUT": {}}),
     "SHF": Form("ds", {"L": {"form": 0}, "R": {"form": 1}, "HI": {"high": 1}, "S32": {}, "U64": {"is_unsigned": 1,
                 "size": 8}} | _U32),
+    "SGXT": Form("ds", _U32),
     "P2R": Form("dzs"),
     "PRMT": Form("ds"),
     "IABS": Form("ds"),
@@ -116,10 +122,13 @@ FORMS: dict[str, Form] = {
     "MUFU": Form("df", _numbered("COS SIN EX2 LG2 RCP RSQ SQRT", "form")),
     "FRND": Form("df", _FTZ | _ROUND),
     "F2I": Form("df", {"NTZ": {}} | _FTZ | _ROUND | _U32, needs=("NTZ",)),
-    "I2F": Form("ds", {"F32": {}, "S32": {}} | _ROUND | _U32),
+    "I2F": Form("ds", {"F32": {}, "F16": {"form": 1}, "S32": {}, "U8": {"size": 1, "is_unsigned": 1}, "U16": {"size": 2, "is_unsigned": 1},
+                "S8": {"size": 1}, "S16": {"size": 2}} | _ROUND | _U32),
     "F2FP": Form("df", {**_numbered("F16 BF16", "form"), "F32": {}, "PACK_AB": {}}, needs=("F32", "PACK_AB")),
     "HADD2": Form("df", {"F32": {"size": 4}}),
+    "HFMA2": Form("df", {"MMA": {}}),
     "HMMA": Form("ds", {"16816": {}, "F32": {}}, needs=("16816", "F32")),
+    "HGMMA": Form("ds", {"F32": {}}, needs=("F32",)),
     # Memory and other lanes.
     "SHFL": Form("pds", {"BFLY": {}}, needs=("BFLY",)),
     "VOTE": Form("ps", {"ANY": {}}, needs=("ANY",)),
@@ -130,8 +139,9 @@ FORMS: dict[str, Form] = {
     "STS": Form("ms", _SIZES, _WORD),
     "LDL": Form("dm", _ACCESS, _WORD),
     "STL": Form("ms", _ACCESS, _WORD),
-    "LDGSTS": Form("Mm", _ACCESS, _WORD),
-    "LDSM": Form("dm", {"16": {}, "M88": {}, "4": {}}, {"size": 16}, needs=("M88", "4")),
+    "LDGSTS": Form("Mms", {"BYPASS": {}} | _ACCESS, _WORD),
+    "LDSM": Form("dm", _MATRICES, {"size": 4}),
+    "STSM": Form("ms", _MATRICES, {"size": 4}),
 }  # fmt: skip
 _ALIASES = {"S2UR": "S2R", "ULDC": "LDC", "I2FP": "I2F", "VOTEU": "VOTE"}
 # The last two are 0: clusters have one block, and generic addresses of shared memory, of which this is the upper half,
@@ -170,6 +180,8 @@ def decode(predicate: str, text: str, word: int, place: Mapping[int, int], out: 
     if operation == "BRA" and modifiers[:1] == ["DIV"]:
         operation, modifiers = "BRADIV", modifiers[1:]
     operation = _ALIASES.get(operation, operation)
+    if operation == "HGMMA":
+        _shared_matrices(modifiers, operands, out)
     form = FORMS.get(operation) or FORMS.get(operation.removeprefix("U"))
     if form is None:
         raise ValueError(f"operation {operation}")
@@ -201,8 +213,24 @@ def _special(operation: str, operands: list[str], out: Any) -> None:
     elif operation == "RET":
         register, base = operands[0].split()
         out["source"][0], out["target"] = _operand(register, 0, False), int(base, 16)
-    elif operation == "HADD2" and len(operands) == 4:
-        del operands[3]  # a pair of immediate halves is one operand
+    elif operation in ("HADD2", "HFMA2") and _IS_NUMBER.fullmatch(operands[-2]):
+        del operands[-1]  # a pair of immediate halves is one operand
+    elif operation == "LDC" and (found := re.fullmatch(r"c\[0x0\]\[R(\d+)\+(0x[0-9a-f]+)\]", operands[1])):
+        out["base"], operands[1] = int(found[1]), f"c[0x0][{found[2]}]"
+    elif operation == "WARPGROUP":
+        operands.clear()
+
+
+def _shared_matrices(modifiers: list[str], operands: list[str], out: Any) -> None:
+    """What HGMMA says of its matrices in shared memory: ``size`` columns, the uniform registers of their descriptors,
+    and whether A (``high``) and B (``extended``) lie transposed. D, A if it is in registers, and C are left."""
+    shape = re.fullmatch(r"64x(\d+)x16", modifiers.pop(0))
+    found = re.fullmatch(r"gdesc\[UR(\d+)\]((?:\.tnsp[AB])*)", next(x for x in operands if x.startswith("gdesc")))
+    if not shape or not found:
+        raise ValueError(f"matrices {', '.join(operands)}")
+    out["size"], out["ureg"] = int(shape[1]), int(found[1])
+    out["high"], out["extended"] = ".tnspA" in found[2], ".tnspB" in found[2]
+    operands[:] = [x for x in operands if not x.startswith(("gdesc", "gsb"))]
 
 
 def _operands(letters: str, operands: list[str], word: int, place: Mapping[int, int], out: Any) -> None:

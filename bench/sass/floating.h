@@ -125,25 +125,33 @@ static int to_floats(Step* t)
 {
     u32 a[32], o[32];
     READ(integers, 0, a);
+    int shift = t->i->size ? 32 - 8 * t->i->size : 0; // the lower bytes alone
+    ALL a[l] = t->i->is_unsigned ? a[l] << shift >> shift : (u32)((i32)(a[l] << shift) >> shift);
     round_by(t->i->round);
     ALL {
         volatile double exact = t->i->is_unsigned ? (double)a[l] : (double)(i32)a[l];
         volatile float value = (float)exact;
-        o[l] = as_bits(value);
+        o[l] = t->i->form ? to_half(exact) : as_bits(value);
     }
     round_by(0);
     return set(t, o);
 }
 
-static int add_halves(Step* t)
+static int add_halves(Step* t) // HADD2, HFMA2
 {
-    u32 a[32], b[32], o[32];
+    const Source* s = t->i->source;
+    int fused = t->i->op == OP_HFMA2;
+    u32 a[32], b[32], c[32] = {0}, o[32];
     READ(bits, 0, a);
     READ(bits, 1, b);
+    if (fused)
+        READ(bits, 2, c);
     ALL {
         double sum[2];
-        for (int k = 0; k < 2; k++)
-            sum[k] = half_of(&t->i->source[0], a[l], k) + half_of(&t->i->source[1], b[l], k);
+        for (int k = 0; k < 2; k++) {
+            double x = half_of(&s[0], a[l], k), y = half_of(&s[1], b[l], k);
+            sum[k] = fused ? x * y + half_of(&s[2], c[l], k) : x + y;
+        }
         o[l] = t->i->size == 4 ? as_bits((float)sum[0]) : (u32)to_half(sum[1]) << 16 | to_half(sum[0]);
     }
     return set(t, o);
@@ -181,6 +189,72 @@ static int multiply_matrices(Step* t)
     return 1;
 }
 
+// Where an element of a matrix in shared memory is: row r of A or column r of B, and k along the sum.
+static u32 place_of(u64 descriptor, int transposed, int r, int k)
+{
+    u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    u32 stride = (descriptor >> 32 & 0x3fff) << 4, mode = descriptor >> 62;
+    u32 row = 16 << (mode ? 4 - mode : 0), half = row / 2; // bytes and elements of the rows of an atom
+    u32 x = start;
+    if (transposed)
+        x += r / half * leading + k / 8 * stride + k % 8 * row + r % half * 2;
+    else if (mode)
+        x += r / 8 * stride + r % 8 * row + k * 2;
+    else
+        x += r / 8 * stride + k / 8 * leading + r % 8 * 16 + k % 8 * 2;
+    return mode ? x ^ ((x >> 7 & (row / 16 - 1)) << 4) : x;
+}
+
+// D = A B + C of four warps, of which each has 16 rows of A: A 64 x 16, in registers or shared memory, and B 16 x N.
+static int multiply_shared_matrices(Step* t)
+{
+    if (t->mask != ~0u)
+        return fail(t, "HGMMA without all lanes");
+    static _Thread_local float a[16][16], b[16];
+    const Instruction* i = t->i;
+    const u32* UR = t->warp->UR;
+    int in_registers = i->source[1].kind == REGISTER, from = i->source[in_registers].index;
+    const Block* block = t->block;
+    if (i->source[1 + in_registers].kind && !predicate(t, 1 + in_registers))
+        from = RZ;
+    // A's descriptor comes before that of B, where A is in shared memory.
+    u64 descriptor[2] = {UR[i->ureg] | (u64)UR[i->ureg + 1] << 32, UR[i->ureg + 2] | (u64)UR[i->ureg + 3] << 32};
+    u64 second = descriptor[1];
+    if (t->record)
+        t->record->wavefronts = (int16_t)((in_registers ? 0 : 4) + i->size / 16); // a quarter of what four warps read
+    for (int m = 0; m < 16; m++)
+        for (int k = 0; k < 16; k++) {
+            u16 half;
+            u32 x = place_of(descriptor[0], i->high, t->warp->id % 4 * 16 + m, k);
+            if (in_registers) {
+                int lane = m % 8 * 4 + k % 8 / 2;
+                half = (u16)(t->warp->R[i->source[0].index + m / 8 + 2 * (k / 8)][lane] >> 16 * (k & 1));
+            } else if (x + 2 > (u32)block->shared_bytes)
+                return fail(t, "no shared memory at 0x%x for A", x);
+            else
+                memcpy(&half, block->shared + x, 2);
+            a[m][k] = (float)from_half(half);
+        }
+    for (int n = 0; n < i->size; n++) {
+        for (int k = 0; k < 16; k++) {
+            u16 half;
+            u32 x = place_of(second, i->extended, n, k);
+            if (x + 2 > (u32)block->shared_bytes)
+                return fail(t, "no shared memory at 0x%x for B", x);
+            memcpy(&half, block->shared + x, 2);
+            b[k] = (float)from_half(half);
+        }
+        for (int m = 0; m < 16; m++) {
+            int place = n / 8 * 4 + m / 8 * 2 + n % 2, lane = m % 8 * 4 + n % 8 / 2;
+            double sum = from == RZ ? 0.0 : as_float(t->warp->R[from + place][lane]);
+            for (int k = 0; k < 16; k++)
+                sum += (double)a[m][k] * b[k];
+            t->warp->R[i->destination + place][lane] = as_bits((float)sum);
+        }
+    }
+    return 1;
+}
+
 static int floating_step(Step* t)
 {
     const Instruction* i = t->i;
@@ -191,8 +265,10 @@ static int floating_step(Step* t)
     case OP_FFMA: return arithmetic(t);
     case OP_FSETP: return compare_floats(t);
     case OP_I2F: return to_floats(t);
-    case OP_HADD2: return add_halves(t);
+    case OP_HADD2:
+    case OP_HFMA2: return add_halves(t);
     case OP_HMMA: return multiply_matrices(t);
+    case OP_HGMMA: return multiply_shared_matrices(t);
     case OP_FSEL:
         READ(floats, 0, a);
         READ(floats, 1, b);

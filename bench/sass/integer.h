@@ -68,7 +68,7 @@ static int shift_add(Step* t) // LEA
 {
     const Instruction* i = t->i;
     u32 a[32], b[32], o[32], upper[32] = {0}, p = 0;
-    READ(bits, 0, a);
+    READ(integers, 0, a);
     READ(bits, 1, b);
     int n = 2;
     if (i->high && i->is_unsigned)
@@ -140,6 +140,17 @@ static int compare_integers(Step* t)
     return 1;
 }
 
+static int add_pairs(Step* t) // IADD3.64
+{
+    u64 x[32], o[32] = {0};
+    for (int k = 0; k < 3; k++) {
+        READ(pairs, k, x);
+        ALL o[l] += t->i->source[k].flags & NEGATED ? -x[l] : x[l];
+    }
+    set_pairs(t, o);
+    return 1;
+}
+
 static int add_three(Step* t)
 {
     const Instruction* i = t->i;
@@ -192,7 +203,7 @@ static int integer_step(Step* t)
         p = predicate(t, 2);
         ALL o[l] = p >> l & 1 ? a[l] : b[l];
         return set(t, o);
-    case OP_IADD3: return add_three(t);
+    case OP_IADD3: return i->size == 8 ? add_pairs(t) : add_three(t);
     case OP_VIADD:
         READ(integers, 0, a);
         READ(integers, 1, b);
@@ -251,6 +262,14 @@ static int integer_step(Step* t)
             for (int k = 0; k < PT; k++)
                 lane |= (t->warp->P[k] >> l & 1) << k;
             o[l] = (a[l] & ~b[l]) | (lane & b[l]);
+        }
+        return set(t, o);
+    case OP_SGXT: // the lower b bits, as a number
+        READ(integers, 0, a);
+        READ(integers, 1, b);
+        ALL {
+            u64 one = 1ull << (b[l] > 32 ? 32 : b[l]), low = a[l] & (one - 1);
+            o[l] = (u32)(i->is_unsigned || !(low & one >> 1) ? low : low - one);
         }
         return set(t, o);
     case OP_IABS:

@@ -150,26 +150,63 @@ static int local(Step* t, u64* address)
     return t->i->op == OP_LDL ? load(t, address) : store(t, address);
 }
 
-// Four matrices of 8 x 8 halves; each quarter of the warp has the addresses of the rows of one.
-static int load_matrices(Step* t)
+// One, two or four matrices of 8 x 8 halves, or of transposed ones; each quarter of the warp has the addresses of the
+// rows of one.
+static int move_matrices(Step* t) // LDSM, STSM
 {
     if (t->mask != ~0u)
-        return fail(t, "LDSM without all lanes");
+        return fail(t, "LDSM or STSM without all lanes");
+    int count = t->i->size / 4, storing = t->i->op == OP_STSM;
     u64 rows[32];
-    u32 o[4][32];
     addresses(t, 0, 0, rows);
+    for (int l = 8 * count; l < 32; l++)
+        rows[l] = rows[l % 8]; // not looked at
     if (check_shared(t, rows, 16))
         return -1;
     if (t->record)
         t->record->wavefronts = 0;
-    for (int k = 0; k < 4; k++) {
-        ALL memcpy(&o[k][l], t->block->shared + rows[8 * k + l / 4] + 4 * (l % 4), 4);
+    for (int k = 0; k < count; k++) {
+        u32 o[32] = {0};
+        if (storing && word(t, 0, k, o))
+            return fail(t, "nothing to store");
+        ALL for (int half = 0; half < 2; half++) {
+            int row = l / 4, column = 2 * (l % 4) + half;
+            int outer = t->i->form ? column : row, inner = t->i->form ? row : column;
+            u8* place = t->block->shared + rows[8 * k + outer] + 2 * inner;
+            if (storing)
+                memcpy(place, (u8*)&o[l] + 2 * half, 2);
+            else
+                memcpy((u8*)&o[l] + 2 * half, place, 2);
+        }
         if (t->record)
             t->record->wavefronts += wavefronts_of(rows, ~0u, 16, 8 * k, 8 * k + 8);
+        if (!storing)
+            set_word(t, k, o);
     }
-    for (int k = 0; k < 4; k++)
-        set_word(t, k, o[k]);
     return 1;
+}
+
+// A copy from global to shared memory; zeros to lanes for which the predicate behind the addresses does not hold.
+static int copy(Step* t)
+{
+    u64 address[32], into[32];
+    u32 lanes = t->mask, filled = 0;
+    addresses(t, 0, 1, address);
+    addresses(t, 1, 0, into);
+    if (t->i->source[0].kind)
+        filled = t->mask & ~predicate(t, 0);
+    if (check_shared(t, into, t->i->size))
+        return -1;
+    if (t->record)
+        t->record->wavefronts = (int16_t)wavefronts(into, t->mask, t->i->size);
+    EACH if (filled >> l & 1)
+        memset(t->block->shared + into[l], 0, t->i->size);
+    t->mask &= ~filled;
+    int failed = t->mask && check_global(t, address);
+    EACH if (!failed)
+        memcpy(t->block->shared + into[l], (const void*)address[l], t->i->size);
+    t->mask = lanes;
+    return failed ? -1 : 1;
 }
 
 static int shuffle(Step* t) // to and from the lane whose number differs in the given bits
@@ -193,7 +230,7 @@ static int shuffle(Step* t) // to and from the lane whose number differs in the 
 
 static int memory_step(Step* t)
 {
-    u64 address[32], into[32];
+    u64 address[32];
     u32 o[32];
     switch (t->i->op) {
     case OP_LDG:
@@ -213,20 +250,16 @@ static int memory_step(Step* t)
         return t->i->op == OP_LDS ? load(t, address) : store(t, address);
     case OP_LDL:
     case OP_STL: addresses(t, 0, 0, address); return local(t, address);
-    case OP_LDGSTS:
-        addresses(t, 0, 1, address);
-        addresses(t, 1, 0, into);
-        if (check_global(t, address) || check_shared(t, into, t->i->size))
-            return -1;
-        if (t->record)
-            t->record->wavefronts = (int16_t)wavefronts(into, t->mask, t->i->size);
-        EACH memcpy(t->block->shared + into[l], (const void*)address[l], t->i->size);
-        return 1;
-    case OP_LDSM: return load_matrices(t);
+    case OP_LDGSTS: return copy(t);
+    case OP_LDSM:
+    case OP_STSM: return move_matrices(t);
     case OP_LDC:
         for (int k = 0; k < t->i->size / 4; k++) {
-            if (word(t, 0, k, o))
-                return fail(t, "outside of the constants");
+            EACH {
+                u32 from = t->i->base >= 0 ? t->warp->R[t->i->base][l] : 0;
+                if (constant(t->block, (i32)from + t->i->source[0].value + 4 * k, &o[l]))
+                    return fail(t, "outside of the constants");
+            }
             set_word(t, k, o);
         }
         return 1;

@@ -7,9 +7,9 @@
 typedef int32_t i32;
 typedef int64_t i64;
 
-enum { SCHEDULERS = 4, WAYS = 4, BARRIERS = 6, QUEUE = 64 };
+enum { SCHEDULERS = 4, WAYS = 4, BARRIERS = 6, QUEUE = 64, GROUPS = 32 };
 enum { FREE, FMA, FMA_HALF, ALU, SPECIAL, MATRIX, MEMORY, PIPES }; // as in timing.py
-enum { PLAIN, LOAD, STORE, COPY, SHARED, BARRIER, COPIES_DONE, BRANCH };
+enum { PLAIN, LOAD, STORE, COPY, SHARED, BARRIER, COPIES_END, COPIES_DONE, BRANCH, PRODUCT, PRODUCTS_DONE };
 
 // Cycles of the way through the load/store unit, and of a barrier: plausible, not fitted.
 static const double TO_SHARED = 4, TO_GLOBAL = 6, TO_L2 = 20, SOURCES_READ = 8, COPIED = 10, STORED = 30, MEET = 20;
@@ -17,8 +17,16 @@ static const double STORES_AHEAD = 400; // of what the second-level cache takes
 
 typedef struct {
     i32 pipe, kind, stall, write_barrier, read_barrier, wait;
+    i32 groups; // of copies or products that need not be done; 1 where a product ends a group
+    i32 bytes; // that a lane stores
     double cycles, latency;
 } Timed;
+
+// What a warp started and will wait for later: groups end in their order.
+typedef struct {
+    double done, ends[GROUPS];
+    i64 count;
+} Groups;
 
 typedef struct {
     double memory_bytes, l2_bytes; // a cycle, the multiprocessor's share
@@ -29,6 +37,7 @@ typedef struct {
 typedef struct {
     i64 length;
     const i32* pc;
+    const uint8_t* active;
     const int16_t* wavefronts;
     const i64* first;
     const uint8_t* count;
@@ -38,7 +47,8 @@ typedef struct {
 typedef struct {
     const Trace* trace; // 0: none runs here
     i64 at;
-    double ready, barriers[BARRIERS], copies_done;
+    double ready, barriers[BARRIERS];
+    Groups copies, products;
     i32 at_barrier;
 } Warp;
 
@@ -53,7 +63,7 @@ typedef struct {
 
 // What timing.py reads: cycles, cycles in which each pipe of a scheduler and the load/store unit were taken, bytes.
 typedef struct {
-    double cycles, issued, pipes[PIPES], unit, from_l2, from_memory, stored;
+    double cycles, issued, pipes[PIPES], unit, from_l2, to_l2, from_memory, stored;
 } Result;
 
 typedef struct {
@@ -78,10 +88,18 @@ static void start_block(Multiprocessor* m, i32 s, i32 block, const Trace* traces
     m->slots[s] = (Slot){block, m->block_warps, 0};
     double ready = m->t + m->card->block_start + idle * m->card->idle_block;
     for (int w = 0; w < m->block_warps; w++)
-        m->warps[s * m->block_warps + w] = (Warp){&traces[w], 0, ready, {0}, 0, 0};
+        m->warps[s * m->block_warps + w] = (Warp){.trace = &traces[w], .ready = ready};
 }
 
 static const Timed* next_of(const Multiprocessor* m, const Warp* w) { return &m->program[w->trace->pc[w->at]]; }
+
+static void end_group(Groups* groups) { groups->ends[groups->count++ % GROUPS] = groups->done; }
+
+// When all groups but the last few have ended.
+static double ended(const Groups* groups, i32 but)
+{
+    return groups->count > but ? groups->ends[(groups->count - 1 - but) % GROUPS] : 0;
+}
 
 // When a warp can issue its next instruction on a scheduler.
 static double earliest(const Multiprocessor* m, const Warp* w, int scheduler)
@@ -92,7 +110,9 @@ static double earliest(const Multiprocessor* m, const Warp* w, int scheduler)
         if (i->wait >> k & 1)
             when = larger(when, w->barriers[k]);
     if (i->kind == COPIES_DONE)
-        when = larger(when, w->copies_done);
+        when = larger(when, ended(&w->copies, i->groups));
+    if (i->kind == PRODUCTS_DONE)
+        when = larger(when, ended(&w->products, i->groups));
     if (i->pipe != FREE)
         when = larger(when, m->pipe_free[scheduler][i->pipe]);
     if (i->pipe == MEMORY)
@@ -165,7 +185,8 @@ static double load(Multiprocessor* m, const i64* sectors, int count, double from
     return arrival;
 }
 
-static double store(Multiprocessor* m, int count)
+// The second-level cache takes whole sectors, memory what is in them in the end.
+static double store(Multiprocessor* m, int count, double bytes)
 {
     const Card* card = m->card;
     double begin = larger(m->t + TO_GLOBAL, m->unit_free), cycles = larger(1, (count + 3) / 4);
@@ -174,8 +195,9 @@ static double store(Multiprocessor* m, int count)
     m->result.unit += cycles;
     m->l2_free = taken + 32 * count / card->l2_bytes;
     write_until(m, m->t);
-    m->unwritten += 32 * count;
-    m->result.stored += 32 * count;
+    m->unwritten += bytes;
+    m->result.stored += bytes;
+    m->result.to_l2 += 32 * count;
     if (m->unwritten > 2 * card->dirty_bytes)
         m->unit_free = larger(m->unit_free, begin + (m->unwritten - 2 * card->dirty_bytes) / card->memory_bytes);
     if (m->l2_free - begin > STORES_AHEAD)
@@ -194,11 +216,11 @@ static void access(Multiprocessor* m, Warp* w, const Timed* i, double from_memor
         if (i->kind == COPY) {
             m->unit_free += 1;
             m->result.unit += 1;
-            w->copies_done = larger(w->copies_done, *complete + COPIED);
+            w->copies.done = larger(w->copies.done, *complete + COPIED);
         }
         *read = m->unit_free;
     } else if (i->kind == STORE) {
-        *complete = store(m, count);
+        *complete = store(m, count, trace->active[w->at] * i->bytes);
         *read = m->unit_free + 4;
     } else {
         double begin = larger(m->t + TO_SHARED, m->unit_free), cycles = larger(1, trace->wavefronts[w->at]);
@@ -236,6 +258,16 @@ static int issue(Multiprocessor* m, i32 number, int scheduler, double from_memor
         if (i->pipe == FMA_HALF) // of the pipe of all float32
             pipes[FMA] = larger(pipes[FMA], m->t + 1);
     }
+    if (i->kind == PRODUCT) { // of four warps: each takes its quarter of shared memory
+        double begin = larger(m->t, m->unit_free), cycles = larger(0, w->trace->wavefronts[w->at]);
+        m->unit_free = begin + cycles;
+        m->result.unit += cycles;
+        w->products.done = larger(w->products.done, larger(m->unit_free, m->t + i->cycles) + i->latency);
+        if (i->groups)
+            end_group(&w->products);
+    }
+    if (i->kind == COPIES_END)
+        end_group(&w->copies);
     if (i->pipe == MEMORY) {
         access(m, w, i, from_memory, &complete, &read);
         m->queue[scheduler][m->queued[scheduler]++ % QUEUE] = m->unit_free;
