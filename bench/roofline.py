@@ -6,12 +6,10 @@ The model, for each launch and each card:
 
 - **memory**: pixels and results once; scratch written by one launch and read by the next goes to memory as far as both
   launches' bytes exceed the second-level cache.
-- **L2**: what blocks load and store, each block by itself (a block's own re-reads hit the first level).
+- **L2**: what blocks load and store in sectors of 32 bytes, each block by itself (a block's own re-reads hit the first
+  level, unless they bypass it).
 - **tensor**: multiply-adds really issued: whole blocks, over the band only.
-- **issue**: instructions. Of the CUDA C++ kernel those that its code for sm_90 executes when it is interpreted, for all
-  cards. Of the Triton kernels, code on the path of a role counts once a warp, a loop as often as the shape says: loops
-  with matrix instructions by the products they must do, others by elements, both sides of a forward branch (flip or
-  not) half. One instruction a cycle and scheduler, or one in ``WARP_CYCLES`` of each warp that is resident, if those
+- **issue**: instructions: one a cycle and scheduler, or one in ``WARP_CYCLES`` of each warp that is resident, if those
   are too few.
 - **xu**, **imad**, **alu**, **lsu**: the same instructions against the pipes they share: 16 lanes a cycle and
   multiprocessor for MUFU and I2F, 64 for integer multiply-add (wide ones twice) and for integer logic, and for loads
@@ -20,25 +18,24 @@ The model, for each launch and each card:
   ``REACHED`` first. Both add half a wave of blocks at the end, the time blocks without work hold their places, and the
   gaps between launches.
 
-``python bench/run.py simulate`` runs the H200's CUDA C++ kernel cycle by cycle, and is the better guess for that one.
+Bytes, arithmetic and instructions are those of code for sm_90 that is interpreted, on all cards; registers and shared
+memory are of the card's own code, as is whether its matrix instructions are the newest. A card without those of sm_90
+needs more instructions for the products of the Triton kernels than are counted here.
 
-Temperatures of blurred images are the quantiles of Beta(1, 2), which ``bench/fused.py`` draws from; half of the images
-are flipped.
+``python bench/run.py simulate`` runs the kernels of the H200 cycle by cycle, and is the better guess for those.
+
+Temperatures of blurred images are quantiles of Beta(1, 2), which ``bench/fused.py`` draws from; half of the images are
+flipped.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import triton
 import tyro
-from disassembly import times, total_of
-from launches import CHANNELS, LaunchModel, cuda_model, triton_model
-
-from fastmoll.kernels import batch_tail_triton
+from launches import CHANNELS, LaunchModel, cuda_model, times, total_of, triton_model
 
 SIZES = (32, 64, 224, 256, 288, 384)
 ROLES = {"mixed": (1 / 3, 1 / 3, 1 / 3), "clean": (1.0, 0.0, 0.0), "noise": (0.0, 1.0, 0.0), "blur": (0.0, 0.0, 1.0)}
@@ -149,15 +146,13 @@ def bench_roofline(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dic
     for name in ("batch_size", "size"):
         if getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
-    if not isinstance(batch_tail_triton._down, triton.JITFunction):
-        raise ValueError(f"TRITON_INTERPRET must not be set to compile, got {os.environ.get('TRITON_INTERPRET')!r}")
     rows, details = [], []
     batch = settings.batch_size
     for size in (settings.size, *(s for s in settings.sizes if s != settings.size)):
         compiled: dict[tuple[str, int], list[LaunchModel]] = {}
         for architecture in sorted({card.architecture for card in CARDS.values()}):
             compiled["triton", architecture] = triton_model(size, batch, architecture)
-            compiled["cupy", architecture] = [cuda_model(size, architecture)]
+            compiled["cupy", architecture] = cuda_model(size, architecture)
         for backend in ("triton", "cupy"):
             for roles, shares in ROLES.items():
                 if size != settings.size and roles != "mixed":

@@ -64,8 +64,26 @@ Candidate = tuple[str, str, dict[str, int]]
 """Backend, launch, blocks."""
 
 
-def candidates() -> Iterable[Candidate]:
-    """What is tried."""
+def candidates(by_bytes: bool) -> Iterable[Candidate]:
+    """What is tried, of the Triton kernels for bytes or of the others."""
+    yield from _two_launches() if by_bytes else _four_launches()
+    for rows, warps in itertools.product((16, 32), (14, 21, 24, 28, 32)):
+        yield "cupy", "batch_tail", {"rows": rows, "warps": warps}
+
+
+def _two_launches() -> Iterable[Candidate]:
+    for rows, terms, warps in itertools.product((16, 32, 64), (16, 32), (2, 4, 8)):
+        yield "triton", "first", {"ROWS": rows, "TERMS": terms, "num_warps": warps, "GROUPS": 32 * warps}
+    # Larger ones would read of the matrices what no block of 64 rows has written.
+    for bm, bn, stages, warps in itertools.product((32, 64), (32, 64), (2, 3, 4), (4, 8)):
+        if bm * bn // (32 * warps) >= 8:  # numbers of each of the three sums in a thread
+            blocks = {"BM": bm, "BN": bn, "STAGES": stages}
+            yield "triton", "second", {**blocks, "num_warps": warps, "GROUPS": 32 * warps}
+    for launch, groups in itertools.product(("first", "second"), (64, 128, 256)):
+        yield "triton", launch, {"GROUPS": groups}
+
+
+def _four_launches() -> Iterable[Candidate]:
     for rows, warps in itertools.product((16, 32), (4, 8)):
         yield "triton", "prepare", {"ROWS": rows, "num_warps": warps}
     for bm, bn, bk, warps in itertools.product((32, 64, 128), (32, 64, 128), (32, 64), (4, 8)):
@@ -79,8 +97,6 @@ def candidates() -> Iterable[Candidate]:
     ):
         for value in values:
             yield "triton", launch, {name: value}
-    for rows, warps in itertools.product((16, 32), (14, 21, 24, 28, 32)):
-        yield "cupy", "batch_tail", {"rows": rows, "warps": warps}
 
 
 def runner(tail: Tail, backend: str, launch: str, options: dict[str, int]) -> Callable[[], Tensor]:
@@ -136,17 +152,19 @@ def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[st
     """Time the batch tail with other blocks, for each size; the present choice is the row without options."""
     if not settings.device.startswith("cuda") or not torch.cuda.is_available():
         raise ValueError(f"device must be a CUDA device that torch sees, got {settings.device!r}")
+    from fastmoll.kernels.batch_tail_triton_bytes import takes_bytes
+
     clock = Clock(torch.device("cuda"))
-    tried = [("triton", "", {}), *candidates()]
+    tried = {size: [("triton", "", {}), *candidates(takes_bytes(make_tail(size, 16)))] for size in settings.sizes}
     with ProcessPoolExecutor(settings.workers, multiprocessing.get_context("spawn")) as pool:
-        jobs = [[pool.submit(_compile, size, *one) for one in tried] for size in settings.sizes]
+        jobs = [[pool.submit(_compile, size, *one) for one in tried[size]] for size in settings.sizes]
         # All of them before the first is timed: compiling takes the processors, and its trial runs the card.
         wrong = [[job.result() for job in of_size] for of_size in jobs]
     rows: list[dict[str, Any]] = []
     sources: list[str] = []
     for size, errors in zip(settings.sizes, wrong, strict=True):
         tail = make_tail(size, max(16, math.ceil(settings.pixels / size**2 / 16) * 16))
-        sides = [(one, runner(tail, *one)) for one, error in zip(tried, errors, strict=True) if not error]
+        sides = [(one, runner(tail, *one)) for one, error in zip(tried[size], errors, strict=True) if not error]
         times = in_turns([run for _, run in sides], clock, settings.rounds)
         best = sorted(zip(sides, times, strict=True), key=lambda pair: pair[1]["median"])
         sources += entries(tail, [(one, taken["median"]) for (one, _), taken in best], clock, settings.rounds)
@@ -155,7 +173,7 @@ def bench_tune(settings: Annotated[Settings, tyro.conf.arg(name="")]) -> dict[st
             listed[launch] += 1
             if listed[launch] <= settings.shown:
                 rows.append(_row(size, backend, launch, str(options), taken))
-        rows += [_row(size, *one, error) for one, error in zip(tried, errors, strict=True) if error]
+        rows += [_row(size, *one, error) for one, error in zip(tried[size], errors, strict=True) if error]
     return {"benchmark": "tune", "settings": asdict(settings), "entries": sources, "rows": rows}
 
 

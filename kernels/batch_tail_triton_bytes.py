@@ -56,13 +56,14 @@ _PAD: Final = 64
 @triton.jit
 def _split(x, N: tl.constexpr):
     """Columns 0 ... 7 of ``(N, 8)``."""
-    even, odd = tl.split(tl.reshape(x, [N, 2, 2, 2]))
-    even0, even1 = tl.split(even)
-    odd0, odd1 = tl.split(odd)
-    x0, x4 = tl.split(even0)
-    x2, x6 = tl.split(even1)
-    x1, x5 = tl.split(odd0)
-    x3, x7 = tl.split(odd1)
+    # By the upper bit of the column first: the other way, what comes out of a product changes hands half by half.
+    low, high = tl.split(tl.permute(tl.reshape(x, [N, 2, 2, 2]), (0, 3, 2, 1)))
+    low0, low1 = tl.split(low)
+    high0, high1 = tl.split(high)
+    x0, x1 = tl.split(low0)
+    x2, x3 = tl.split(low1)
+    x4, x5 = tl.split(high0)
+    x6, x7 = tl.split(high1)
     return x0, x1, x2, x3, x4, x5, x6, x7
 
 
@@ -239,6 +240,7 @@ def _first(
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, TERMS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The matrices of a blurred image, in ``parts`` programs; clean images."""
+    W = W // 8 * 8  # Nothing else tells the compiler that rows are aligned.
     image = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
     if role is None:
@@ -379,6 +381,7 @@ def _second(
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """``BM`` rows of a blurred image, or of a noised one: blurred ones, which take longer, come first."""
+    W = W // 8 * 8  # See _first.
     blocks = tl.cdiv(H, BM)
     image = tl.program_id(0) // blocks
     row = tl.program_id(0) % blocks * BM
@@ -409,10 +412,10 @@ class ByteBlocks:
     """Blocks and warps of the two launches.
 
     Attributes:
-        first: ``ROWS`` of a matrix, ``TERMS`` of the cosine series at a time, ``GROUPS`` of 24 numbers of the other
-            images, ``num_warps``.
-        second: ``BM`` rows and ``BN`` columns of the products, ``STAGES`` of the pipeline of the second, ``GROUPS``,
-            ``num_warps``.
+        first: ``ROWS`` of a matrix, at most 64, ``TERMS`` of the cosine series at a time, ``GROUPS`` of 24 numbers of
+            the other images, ``num_warps``.
+        second: ``BM`` rows and ``BN`` columns of the products, at most 64 (no more of the matrices is written than
+            such blocks read), ``STAGES`` of the pipeline of the second, ``GROUPS``, ``num_warps``.
     """
 
     first: Mapping[str, int]
@@ -437,7 +440,6 @@ def takes_bytes(tail: Tail) -> bool:
     return (
         images.dtype == torch.uint8
         and images.is_contiguous()
-        and tail.channels == 3
         and tail.width % 8 == 0
         and tail.dtype in (torch.float16, torch.bfloat16)
         and tail.memory_format == torch.channels_last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import tempfile
 from pathlib import Path
 
@@ -39,3 +40,16 @@ def compile_cuda(macros: cuda_toolchain.Macros, architecture: int) -> Compiled:
         cubin.write_bytes(binary)
         usage = cuobjdump("-res-usage", cubin)
         return Compiled(used(usage, "REG"), used(usage, "STACK"), cuobjdump("-sass", cubin))
+
+
+def inner_loops(sass: str) -> list[list[str]]:
+    """The instructions of each innermost loop of a kernel, without predicates."""
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;]*?)\s*;", sass, re.MULTILINE)
+    place = {int(address, 16): i for i, (address, _) in enumerate(found)}
+    loops = set()
+    for i, (_, text) in enumerate(found):
+        jump = re.match(r"BRA\b.*?(0x[0-9a-f]+)", text)
+        if jump and (first := place.get(int(jump[1], 16), i)) < i:
+            loops.add((first, i))
+    inner = [x for x in loops if not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
+    return [[text for _, text in found[first : last + 1]] for first, last in sorted(inner)]

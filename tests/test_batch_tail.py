@@ -311,7 +311,8 @@ def test_without_roles_nothing_is_mollified():
         assert plain.is_contiguous(memory_format=memory_format)
 
 
-def test_a_partner_outside_the_batch_reads_nothing_outside_it():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_partner_outside_the_batch_reads_nothing_outside_it(dtype):
     # Put in after the checks, which do not look at values on a GPU.
     images, arguments = batch(8, 8, mix="mixup")
     arguments = {name: on_device(value) for name, value in arguments.items()}
@@ -320,7 +321,7 @@ def test_a_partner_outside_the_batch_reads_nothing_outside_it():
     names = ("box", "sigma_max")
     good = check_tail(
         images.to(DEVICE), **arguments, **dict.fromkeys(names), **KEY, sigma_min=0.3,
-        dtype=torch.float32, memory_format=torch.channels_last,
+        dtype=dtype, memory_format=torch.channels_last,
     )  # fmt: skip
     good.partner[:] = torch.tensor([-1, 7, 2**40, 0, -(2**62), 6, 3])
     result = batch_tail_triton(good)

@@ -360,22 +360,39 @@ def test_a_cpu_is_not_judged_by_a_cards_goals_nor_kept_beside_its_results(
     assert {row["met"] for row in rows} == {"-"} and {row["measured"] for row in rows} >= {1.2, 1.6}
 
 
-def test_what_tuning_found_is_source_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("width", "launch", "option"), [(64, "second", "STAGES"), (60, "down", "num_stages")])
+def test_what_tuning_found_is_source_for_the_kernels(
+    width: int, launch: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch_tail_triton = pytest.importorskip("fastmoll.kernels.batch_tail_triton")
     monkeypatch.setattr(tune, "in_turns", lambda *_: [spread(2.0), spread(1.5)])
-    tail = make((1, 3, 64, 64))
-    present = batch_tail_triton.blocks_for(check(tail))
+    tail = check(make((1, 3, 64, width)))
+    present = batch_tail_triton.blocks_for(tail)
     best: Any = [
         (("cupy", "batch_tail", {"rows": 16, "warps": 28}), 1.0),
         (("cupy", "batch_tail", {"rows": 32, "warps": 21}), 1.1),
-        (("triton", "down", {"num_stages": 5}), 1.8),
-        (("triton", "down", {"num_stages": 3}), 1.9),
+        (("triton", launch, {option: 5}), 1.8),
+        (("triton", launch, {option: 3}), 1.9),
         (("triton", "", {}), 2.0),
-        (("triton", "across", {"num_stages": 5}), 2.1),
+        (("triton", dataclasses.fields(present)[0].name, {"num_warps": 1}), 2.1),
     ]
-    cupy, triton = tune.entries(check(tail), best, harness.Clock(CPU), 1)
+    cupy, triton = tune.entries(tail, best, harness.Clock(CPU), 1)
     assert cupy == "# CuPy, 64 pixels: 1.0000 ms\nrows=(16,), warps=28"
     heading, source = triton.split("\n")
     assert heading == "# Triton, 64 pixels: 1.5000 ms, 2.0000 with the present blocks"
-    blocks = eval(source, {"Blocks": batch_tail_triton.Blocks})
-    assert blocks == dataclasses.replace(present, down={**present.down, "num_stages": 5})
+    assert source.startswith("ByteBlocks(" if width == 64 else "Blocks(")
+    blocks = eval(source, {name: getattr(batch_tail_triton, name) for name in ("Blocks", "ByteBlocks")})
+    assert blocks == dataclasses.replace(present, **{launch: {**getattr(present, launch), option: 5}})
+
+
+@pytest.mark.parametrize("width", [64, 60])
+def test_candidates_are_blocks_of_the_kernels_that_an_image_has(width: int) -> None:
+    batch_tail_triton = pytest.importorskip("fastmoll.kernels.batch_tail_triton")
+    present = batch_tail_triton.blocks_for(check(make((1, 3, 64, width))))
+    tried = [one for one in tune.candidates(by_bytes=width == 64) if one[0] == "triton"]
+    assert {launch for _, launch, _ in tried} == {field.name for field in dataclasses.fields(present)}
+    assert all(options.keys() <= getattr(present, launch).keys() for _, launch, options in tried)
+    assert 20 < len(tried) <= 60
+    if width == 64:
+        # The first launch writes of a matrix what blocks of 64 rows and columns of the product read.
+        assert all(options.get(name, 64) <= 64 for _, _, options in tried for name in ("ROWS", "BM", "BN"))

@@ -3,18 +3,13 @@ instructions where they are meant, no stack in their loops."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs the cuobjdump in triton's package")
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
-from cuda_compile import compile_cuda
+from cuda_compile import compile_cuda, inner_loops
 from cuda_shim import BF16, F32, LAST, U8, check, make
-from disassembly import Code
 from triton_compile import SHARED_LIMIT
 
 from fastmoll.kernels import batch_tail_cupy as backend
@@ -50,6 +45,12 @@ def plan_for(size: int, mix: int, architecture: int) -> backend.Launch:
     return backend.plan(tail, out, SHARED_LIMIT[architecture])
 
 
+def assert_products_without_spills(sass: str) -> None:
+    """No inner loop with matrix instructions, of which there is one, visits the stack."""
+    loops = [loop for loop in inner_loops(sass) if any(text.startswith("HMMA") for text in loop)]
+    assert loops and not [text for loop in loops for text in loop if text.startswith(("LDL", "STL"))]
+
+
 FAST = [(224, mix, architecture) for mix in range(3) for architecture in SHARED_LIMIT]
 FAST += [(size, 0, architecture) for size in (32, 64, 256, 288, 384) for architecture in SHARED_LIMIT]
 
@@ -61,12 +62,10 @@ def test_fast_kernels_compile_to_matrix_instructions_without_spills_between_them
     pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++")
     plan = plan_for(size, mix, architecture)
     use = compile_cuda(plan.macros, architecture)
-    code = Code(use.sass)
     assert use.registers * plan.threads * dict(plan.macros)["RESIDENT"] <= 65536
     # More blocks beside each other are faster than fewer without a stack, as long as no inner loop visits it.
     assert use.stack <= 64
-    assert code.find("HMMA")
-    assert not [loop for loop in code.find("HMMA") if code.count("LDL|STL", loop)]
+    assert_products_without_spills(use.sass)
 
 
 SLOW = {"pixels": (1, 2), "pixels to float32": (1, 0), "float": (0, 2), "float to float32": (0, 0)}
@@ -79,8 +78,26 @@ def test_kernels_for_any_strides_compile_without_spills_in_their_loops(variant: 
     pixels, output = SLOW[variant]
     macros = {"PIXELS": pixels, "OUTPUT": output, "FAST": 0, "MIX": 3, "ROWS": 32, "THREADS": 256, "RESIDENT": 2}
     use = compile_cuda(tuple((macros | {"HEIGHT": 0, "WIDTH": 0}).items()), architecture)
-    code = Code(use.sass)
     assert use.stack <= (8 if (variant, architecture) == ("pixels to float32", 100) else 0)
     assert use.registers <= 128, "two blocks of 256 threads must fit the registers of a multiprocessor"
-    assert code.find("HMMA")
-    assert not [loop for loop in code.find("HMMA") if code.count("LDL|STL", loop)]
+    assert_products_without_spills(use.sass)
+
+
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/                   HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0020*/               @P1 BRA 0x10 ;
+        /*0030*/              @!P2 BRA 0x50 ;
+        /*0040*/                   STL [R1], R2 ;
+        /*0050*/                   STG.E.128 [R2.64], R4 ;
+        /*0060*/               @P1 BRA 0x50 ;
+        /*0070*/              @UP0 BRA 0x0 ;
+        /*0080*/                   EXIT ;
+        /*0090*/                   BRA 0x90;
+"""
+
+
+def test_innermost_loops_end_with_jumps_back() -> None:
+    product, stream = inner_loops(SASS)
+    assert product == ["HMMA.16816.F32 R4, R8, R10, R4", "BRA 0x10"]
+    assert stream == ["STG.E.128 [R2.64], R4", "BRA 0x50"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import simulate
 from cuda_compile import compile_cuda
 from cuda_shim import BF16, CONTIGUOUS, F16, F32, check, make
+from launches import Kernel
 from sass import native
 from sass.card import H200
 from sass.interpreter import SassError, Trace, run_all, run_block
@@ -111,7 +113,7 @@ def test_machine_code_writes_every_element_as_defined(case: str) -> None:
 def test_blocks_with_work_write_all_of_the_output_and_nothing_beside_it() -> None:
     tail = check(make((4, 3, 64, 64), roles=(CLEAN, BLUR)))
     program, launch, out = compiled(tail)
-    blocks = simulate.working(tail, launch)
+    blocks = simulate.working(Kernel("batch_tail", program, launch), tail)
     assert len(blocks) == launch.grid[0] == launch.grid[0] * launch.grid[1] // 2
     stores = [i for i, instruction in enumerate(program.code) if instruction.operation == "STG"]
     written = []
@@ -321,7 +323,7 @@ def test_blocks_follow_each_other_where_there_is_room_for_one() -> None:
 
 def test_no_batch_is_faster_than_its_bounds() -> None:
     pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++")
-    result = simulate.bench_simulate(simulate.Settings(batch_size=66, size=64))
+    result = simulate.bench_simulate(simulate.Settings(batch_size=66, size=64, backends=("cupy",)))
     rows = {row["roles"]: row for row in result["rows"]}
     assert [*rows] == ["mixed", "clean", "noise", "blur"]
     for row in rows.values():
@@ -338,12 +340,15 @@ def test_the_table_is_written_as_of_other_benchmarks(tmp_path: Path) -> None:
     pytest.importorskip("cupy", reason="needs CuPy to compile CUDA C++")
     run = [sys.executable, str(Path(simulate.__file__).with_name("run.py")), "simulate", "--out", str(tmp_path)]
     done = subprocess.run(
-        [*run, "--size", "32", "--batch-size", "12", "--roles", "clean"], capture_output=True, text=True
+        [*run, "--size", "32", "--batch-size", "12", "--backends", "cupy", "--roles", "clean"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "simulate.json").read_text())
-    assert [row["roles"] for row in result["rows"]] == ["clean"]
-    assert result["card"]["ghz"] == H200.ghz and len(result["fitted to"]) == 10
+    assert [(row["backend"], row["roles"]) for row in result["rows"]] == [("cupy", "clean")]
+    assert result["card"]["ghz"] == H200.ghz and len(result["fitted to"]) == 10 and len(result["not fitted"]) == 13
+    assert "256.3 and 250.6 us" in done.stdout and "384 pixels 459.8 and 371.5 us" in done.stdout  # the worst of all
     assert "times the copy" in done.stdout
 
 
@@ -353,9 +358,17 @@ def test_the_table_is_written_as_of_other_benchmarks(tmp_path: Path) -> None:
         ({"size": 30}, "size must be a multiple of 8 from 8 to 512, got 30"),
         ({"size": 0}, "size must be a multiple of 8 from 8 to 512, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"roles": ()}, "roles must name at least one batch, got none"),
+        ({"roles": ()}, "roles must name at least one, got none"),
+        ({"backends": ()}, "backends must name at least one, got none"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         simulate.Settings(**options)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton's kernels can be compiled here")
+def test_kernels_of_tritons_interpreter_are_not_predicted() -> None:
+    settings = simulate.Settings(batch_size=2, size=8, backends=("triton",), roles=("clean",))
+    with pytest.raises(ValueError, match="TRITON_INTERPRET must not be set to compile, got '1'"):
+        simulate.bench_simulate(settings)

@@ -48,6 +48,7 @@ def compile_case(case):
                     "kernel": used.kernel, "architecture": architecture, "stack": used.stack, "shared": used.shared,
                     "matrix": sorted(set(re.findall(r"HMMA|HGMMA|UTCHMMA", used.sass))),
                     "copies": bool(re.search(r"LDGSTS|UBLKCP|UTMALDG", used.sass)),
+                    "narrow": bool(re.search(r"STG\\.E\\.U(8|16)\\b", used.sass)),
                 }
 
 print(json.dumps({name: list(compile_case(case)) for name, case in json.loads(sys.argv[1]).items()}))
@@ -75,6 +76,7 @@ class Case:
 CASES = {
     "bytes": Case(),
     "bytes, small": Case(size=32, architectures=(80, 90)),
+    "bytes, eights": Case(size=40, architectures=(80, 90)),
     "bytes, large": Case(size=512, architectures=(80, 120)),
     "bytes, MixUp": Case(dtype="float16", mix="mixup"),
     "bytes, CutMix": Case(mix="cutmix", architectures=(80, 90)),
@@ -116,3 +118,5 @@ def test_kernels_compile_without_spills_and_with_matrix_instructions(name, compi
             assert ("HMMA" if small else MATRIX[used["architecture"]]) in used["matrix"], used
             # Wide copies past the registers: they need rows whose alignment the compiler knows.
             assert used["copies"], used
+        # Eight numbers at a time, whatever the width.
+        assert used["kernel"] not in BYTES or not used["narrow"], used

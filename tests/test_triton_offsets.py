@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.interpreter import InterpreterBuilder
 
-from fastmoll.kernels import batch_tail_triton, draw_triton, soft_cross_entropy_triton
+from fastmoll.kernels import batch_tail_triton, batch_tail_triton_bytes, draw_triton, soft_cross_entropy_triton
 from fastmoll.kernels.batch_tail import check_tail
 
 pytestmark = [
@@ -37,7 +37,7 @@ class Last:
 
         def launch(*arguments, **options):
             Last.begin = grid[0] - programs
-            self.kernel[(programs,)](*arguments, **options)
+            self.kernel[(programs, *grid[1:])](*arguments, **options)
             Last.begin = 0
 
         return launch
@@ -50,7 +50,7 @@ def last_only(monkeypatch):
 
     def later(builder, axis):
         handle = create(builder, axis)
-        handle.data = handle.data + handle.data.dtype.type(Last.begin)
+        handle.data = handle.data + handle.data.dtype.type(Last.begin if axis == 0 else 0)
         return handle
 
     monkeypatch.setattr(InterpreterBuilder, "create_get_program_id", later)
@@ -75,17 +75,31 @@ def run_tail(images, role, mixed, memory_format):
     return batch_tail_triton.batch_tail_triton(tail)
 
 
-@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("role", [CLEAN, NOISE, BLUR])
-def test_the_batch_tail_reaches_its_last_image(role, mixed, memory_format, last_only):
-    size = 33  # just above half the side of a matrix, whose storage is then the larger one
+def compare_last_image(size, module, names, role, mixed, memory_format, last_only):
     batch = LIMIT // (3 * size * size) + 2
     far = torch.empty(batch, size, size, 3, dtype=torch.uint8)
     far[-1].random_(generator=torch.Generator().manual_seed(0))
     expected = run_tail(far[-1:], role, mixed, memory_format)
-    last_only(batch_tail_triton, batch, "_lines", "_prepare", "_across", "_down")
+    last_only(module, batch, *names)
     assert torch.equal(run_tail(far, role, mixed, memory_format)[-1], expected[0])
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("role", [CLEAN, NOISE, BLUR])
+def test_the_batch_tail_reaches_its_last_image(role, mixed, memory_format, last_only):
+    # Just above half the side of a matrix, whose storage is then the larger one.
+    names = ("_lines", "_prepare", "_across", "_down")
+    compare_last_image(33, batch_tail_triton, names, role, mixed, memory_format, last_only)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("role", [CLEAN, NOISE, BLUR])
+def test_the_batch_tail_of_bytes_reaches_its_last_image(role, mixed, last_only):
+    # Half the side of a matrix, whose storage is then larger than that of the image.
+    compare_last_image(
+        32, batch_tail_triton_bytes, ("_first", "_second"), role, mixed, torch.channels_last, last_only
+    )  # fmt: skip
 
 
 CLASSES = 3000

@@ -4,6 +4,7 @@
 the tensors of a launch (``interpreter.c`` and what it includes) and traces each warp; ``timing`` runs traces on a model
 of one multiprocessor (``timing.c``) with the fitted figures of ``card``. ``native`` compiles the C.
 
-Known is what compiled ``batch_tail.cu`` needs, of any size, dtype and mixture. A trace depends on what kernels compute,
-not on time: nothing here is right for code in which warps wait for each other otherwise than at barriers of the block.
+Known is what compiled ``batch_tail.cu`` and the batch tail's Triton kernels need, of any size, dtype and mixture. A
+trace depends on what kernels compute, not on time: nothing here is right for code in which warps wait for each other
+otherwise than at barriers of the block.
 """

@@ -95,10 +95,14 @@ def _constants(launch: Launch, local: int) -> bytes:
     return bytes(bank)
 
 
+def storages(launch: Launch) -> dict[int, int]:
+    """Addresses and bytes of the memory that a launch may access; in traces, the n-th begins at 4 n GiB."""
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in launch.keep}
+
+
 def _regions(launch: Launch) -> Array:
-    """Begin, end, and begin in traces of the memory that a launch may access."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in launch.keep}
-    rows = [(begin, begin + size, number << 32) for number, (begin, size) in enumerate(storages.items(), 1)]
+    """Begin, end, and begin in traces of that memory."""
+    rows = [(begin, begin + size, number << 32) for number, (begin, size) in enumerate(storages(launch).items(), 1)]
     return np.array(rows, np.uint64)
 
 
