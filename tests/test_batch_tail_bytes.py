@@ -89,11 +89,11 @@ def test_every_scale_of_the_blur(height: int, width: int, launched: list[str]) -
 
 
 def test_the_blur_keeps_the_mean_of_bright_images(launched: list[str]) -> None:
-    images = 192 + batch(72, 72, size=4)[0] // 4
-    # What float16 takes from the matrices alone is 7e-4; results are about 0, where it takes less from them.
-    result, exact = blurred_by(images, (0.05, 0.66, 1.11, 200.0), mean=(0.875,) * 3, std=(0.25,) * 3)
+    images = 192 + batch(72, 72, size=3)[0] // 4
+    # Rounding the matrices alone takes 7e-4 from the last; results are about 0, where they lose less by their own.
+    result, exact = blurred_by(images, (0.05, 1.11, 200.0), mean=(0.875,) * 3, std=(0.25,) * 3)
     assert launched
-    assert (result.double() - exact).mean(dim=(2, 3)).abs().max() < 4e-4
+    assert (result.double() - exact).mean(dim=(2, 3)).abs().max() < 2e-4
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-30, 1e-6), (5.0, 5.0), (0.2, 1e100)])
@@ -133,8 +133,8 @@ def test_what_is_not_eights_of_interleaved_bytes_takes_the_other_kernels(launche
     planes = images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
     assert takes_bytes(checked(images, last, HALF, **arguments))
     for x, order, dtype in (
-        (images[:, :, :12].contiguous(), last, HALF), (images, first, HALF), (images, last, torch.float32), (planes, last, HALF),
-        (images[:, :, :8], last, HALF), (images.permute(0, 3, 1, 2) / 255, last, HALF),
+        (images[:, :, :12].contiguous(), last, HALF), (images[:, :, :8], last, HALF), (planes, last, HALF),
+        (images.permute(0, 3, 1, 2) / 255, last, HALF), (images, first, HALF), (images, last, torch.float32),
     ):  # fmt: skip
         assert not takes_bytes(checked(x, order, dtype, **arguments))
     result = triton_tail(planes, dtype=HALF, **arguments, **KEY)
