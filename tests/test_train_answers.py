@@ -123,3 +123,16 @@ def test_a_folder_in_the_place_of_weights_is_answered_with_the_file_in_it(
     assert fails(capsys, imagenet.main, *arguments, mine).endswith(f"is a folder; give a file in it, {mine}/model.pt")
     # Nor are weights of the default network what was meant.
     assert fails(capsys, imagenet.main, *arguments, mine / "modle.pt").endswith("/modle.pt' is no file")
+
+
+def test_options_of_a_mollification_that_is_off_are_said_to_do_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    arguments = ["--net", "mobilenet_v3_small", "--run.max-steps", "1", "--run.device", "cpu", "--output"]
+    off = ["--mollify.roles", "1", "0", "0", "--mollify.k-blur", "2"]
+    assert small_images.main([*arguments, str(tmp_path / "off"), *off]) == 0
+    said = "without --mollify, --mollify.roles, --mollify.k-blur do nothing\n"
+    assert said in capsys.readouterr().out
+    assert small_images.main([*arguments, str(tmp_path / "on"), *off, "--mollify"]) == 0
+    assert "without --mollify" not in capsys.readouterr().out

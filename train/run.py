@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ from fastmoll.train.logs import Log, Meter, counted, in_words, table
 from fastmoll.train.network import make_model
 from fastmoll.train.options import as_typed
 from fastmoll.train.resident import ResidentLoader
-from fastmoll.train.settings import Config, Kind
+from fastmoll.train.settings import Config, Kind, MollifyConfig
 from fastmoll.train.signals import Signals, stop_asked
 from fastmoll.weights import FORMAT
 
@@ -76,8 +77,17 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
     if config.run.resume and not resuming:
         known = " with the settings in its config.json" if (output_folder(config) / "config.json").exists() else ""
         say(process, f"nothing to resume in {config.run.output}: starting{known}")
+    if idle := idle_options(config.mollify):
+        say(process, f"without --mollify, {', '.join(idle)} {'does' if len(idle) == 1 else 'do'} nothing")
     torch.backends.cudnn.benchmark = True  # all training batches have the same shape
     return config, resuming
+
+
+def idle_options(mollify: MollifyConfig) -> list[str]:
+    """Options of the mollification that were changed though it is off."""
+    default, names = MollifyConfig(), (field.name for field in fields(MollifyConfig))
+    changed = [name for name in names if getattr(mollify, name) != getattr(default, name)]
+    return [] if mollify.enabled else [f"--mollify.{name.replace('_', '-')}" for name in changed if name != "enabled"]
 
 
 def fit(

@@ -209,7 +209,7 @@ static int copy(Step* t)
     return failed ? -1 : 1;
 }
 
-static int shuffle(Step* t) // to and from the lane whose number differs in the given bits
+static int shuffle(Step* t) // from the lane whose number differs in the given bits (BFLY), or is given (IDX)
 {
     u32 a[32], b[32], width[32], o[32], lanes = 0;
     READ(bits, 0, a);
@@ -218,7 +218,7 @@ static int shuffle(Step* t) // to and from the lane whose number differs in the 
     EACH {
         if (width[l] != 31)
             return fail(t, "SHFL within parts of a warp");
-        int from = l ^ (b[l] & 31);
+        int from = t->i->form ? (int)(b[l] & 31) : l ^ (int)(b[l] & 31);
         if (!(t->mask >> from & 1))
             return fail(t, "SHFL from lane %d, which does not take part, to %d", from, l);
         o[l] = a[from];
