@@ -37,7 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastmoll.kernels.batch_tail import Tail
-from fastmoll.kernels.batch_tail_triton_bytes import ByteBlocks, batch_tail_bytes, byte_blocks_for, takes_bytes
+from fastmoll.kernels.batch_tail_triton_bytes import BYTE_BLOCKS, ByteBlocks, batch_tail_bytes, takes_bytes
 from fastmoll.kernels.draw import BLUR, CLEAN, PURE_NOISE
 from fastmoll.kernels.philox_triton import on_device, signed, sine_quarter
 from fastmoll.kernels.pixels_triton import affine_of, pixels, pointwise, recipe, store_interleaved
@@ -185,9 +185,13 @@ def _across(
                     acc1 = tl.dot(tl.load(source + plane + k[None, :], mask, other=0.0), weights, acc1)
                     acc2 = tl.dot(tl.load(source + 2 * plane + k[None, :], mask, other=0.0), weights, acc2)
             if GROUP == 3:
+                # Rows of z are a multiple of 16 numbers long.
+                group = tl.arange(0, BM * (BN // 8))
+                row = program // column_blocks % row_blocks * BM + group // (BN // 8)
+                f = (column // 8 + group % (BN // 8)) * 24
                 store_interleaved(
-                    z + image.to(tl.int64) * z_image, acc0.to(operand), acc1.to(operand), acc2.to(operand),
-                    r, column, H, z_row, BM, BN,
+                    z + image.to(tl.int64) * z_image + row * z_row + f, tl.where(row < H, z_row - f, 0),
+                    acc0.to(operand), acc1.to(operand), acc2.to(operand), BM * (BN // 8),
                 )  # fmt: skip
             else:
                 target = z + image.to(tl.int64) * z_image + channel * z_channel
@@ -282,12 +286,12 @@ _HALF_SMALL: Final = Blocks(
 
 
 def blocks_for(tail: Tail) -> Blocks | ByteBlocks:
-    """The blocks that were found to be the fastest, and so the kernels: ``ByteBlocks`` wherever they can do it."""
-    return byte_blocks_for(tail) if takes_bytes(tail) else any_blocks_for(tail)
+    """The blocks, and so the kernels: ``ByteBlocks`` wherever they can do it."""
+    return BYTE_BLOCKS if takes_bytes(tail) else any_blocks_for(tail)
 
 
 def any_blocks_for(tail: Tail) -> Blocks:
-    """The same of this module's own; images up to 32 pixels high fit half those of all others."""
+    """The fastest of this module's own blocks; images up to 32 pixels high fit half those of all others."""
     if tail.dtype == torch.float32:
         return _SINGLE
     return _HALF_SMALL if tail.height <= 32 else _HALF

@@ -5,9 +5,6 @@ channels-last memory, rows of a multiple of eight pixels. Two launches; all othe
 1. ``_first``: of a blurred image ``A_H`` and ``A_W`` (see :mod:`fastmoll.kernels.heat_blur`); clean images as a whole.
 2. ``_second``: of a blurred image ``A_H X A_W``, a block of rows at a time; noised images as a whole.
 
-A thread has 24 bytes: eight pixels. Which of them belongs to which channel is known when the code is compiled, so that
-channels are separated, pixels put in the opposite order, and results interleaved by naming registers.
-
 The blur multiplies bytes less 128, exact in float16, and standardises in the end. ``Y = A_H X`` of a block of rows goes
 to memory that only its block reads again. A flip of a blurred image is one of ``A_W``: its columns backwards.
 
@@ -17,9 +14,7 @@ without a change of ``A``; half of what the term ``k = N`` of the cosine series 
 scaled so that its sum over a period is 1, and what rounding to float16 takes from it goes to its last number.
 """
 
-# Tuples grow, in loops that are unrolled.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment"
 
 from __future__ import annotations
 
@@ -35,122 +30,19 @@ import triton.language as tl
 from torch import Tensor
 
 from fastmoll.kernels.batch_tail import Tail
+from fastmoll.kernels.bytes_triton import bytes_of, pixels_of, pointwise
 from fastmoll.kernels.draw import BLUR, CLEAN, PURE_NOISE
-from fastmoll.kernels.philox_triton import four_normals, on_device, signed, sine_quarter
-from fastmoll.kernels.pixels_triton import affine_of, recipe
+from fastmoll.kernels.philox_triton import on_device, signed, sine_quarter
+from fastmoll.kernels.pixels_triton import affine_of, join_eight, recipe, store_interleaved
 
 _CLEAN: tl.constexpr = tl.constexpr(CLEAN)
 _BLUR: tl.constexpr = tl.constexpr(BLUR)
 _PURE_NOISE: tl.constexpr = tl.constexpr(PURE_NOISE)
-_MIXUP: tl.constexpr = tl.constexpr(1)
 
 _DEPTH: Final = 32
 """Of a step of a product, and so of the columns of a matrix that lie together."""
 _PAD: Final = 64
 """Rows and columns of the matrices are filled up to a multiple of this."""
-
-
-# ------------------------------------------------------------------------------------------------------------- 24 bytes
-
-
-@triton.jit
-def _split(x, N: tl.constexpr):
-    """Columns 0 ... 7 of ``(N, 8)``."""
-    # By the upper bit of the column first: the other way, what comes out of a product changes hands half by half.
-    low, high = tl.split(tl.permute(tl.reshape(x, [N, 2, 2, 2]), (0, 3, 2, 1)))
-    low0, low1 = tl.split(low)
-    high0, high1 = tl.split(high)
-    x0, x1 = tl.split(low0)
-    x2, x3 = tl.split(low1)
-    x4, x5 = tl.split(high0)
-    x6, x7 = tl.split(high1)
-    return x0, x1, x2, x3, x4, x5, x6, x7
-
-
-@triton.jit
-def _join(x0, x1, x2, x3, x4, x5, x6, x7, N: tl.constexpr):
-    """The reverse of :func:`_split`."""
-    even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
-    odd = tl.join(tl.join(x1, x5), tl.join(x3, x7))
-    return tl.reshape(tl.join(even, odd), [N, 8])
-
-
-@triton.jit
-def _stored(images, image, h, g, mask, H, W, N: tl.constexpr):
-    """The bytes of groups ``g`` of rows ``h``, as they lie in memory: a tuple of 24."""
-    at = images + image.to(tl.int64) * (H * W * 3) + (h * (W * 3) + g * 24)[:, None] + tl.arange(0, 8)[None, :]
-    mask = mask[:, None]
-    x = _split(tl.load(at, mask, other=0), N)
-    y = _split(tl.load(at + 8, mask, other=0), N)
-    return x + y + _split(tl.load(at + 16, mask, other=0), N)
-
-
-@triton.jit
-def _flipped(images, image, h, g, mask, mirror, H, W, N: tl.constexpr):
-    """The same of an image that is flipped where ``mirror`` is not 0: the group opposite, its pixels backwards."""
-    turn = mirror != 0
-    x = _stored(images, image, h, tl.where(turn, W // 8 - 1 - g, g), mask, H, W, N)
-    result = ()
-    for j in tl.static_range(24):
-        result += (tl.where(turn, x[21 - j // 3 * 3 + j % 3], x[j]),)
-    return result
-
-
-@triton.jit
-def _pixels(images, image, h, g, mask, mirror, second, mirror2, part, y0, y1, x0, x1, H, W, MIX: tl.constexpr,
-            N: tl.constexpr):  # fmt: skip
-    """Flipped and mixed bytes, float32: a tuple of 24."""
-    result = ()
-    one = _flipped(images, image, h, g, mask, mirror, H, W, N)
-    if MIX == 0:
-        for j in tl.static_range(24):
-            result += (one[j].to(tl.float32),)
-    else:
-        two = _flipped(images, second, h, g, mask, mirror2, H, W, N)
-        for j in tl.static_range(24):
-            if MIX == _MIXUP:
-                result += (part * one[j].to(tl.float32) + (1.0 - part) * two[j].to(tl.float32),)
-            else:
-                w = g * 8 + j // 3
-                inside = (h >= y0) & (h < y1) & (w >= x0) & (w < x1)
-                result += (tl.where(inside, two[j], one[j]).to(tl.float32),)
-    return result
-
-
-@triton.jit
-def _pointwise(
-    out, images, affine, image, mirror, second, mirror2, part, y0, y1, x0, x1, alpha, sigma, sample, epoch, key0, key1,
-    top, bottom, H, W, MIX: tl.constexpr, NOISE: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Rows ``top ... bottom - 1`` of a clean or noised image, ``GROUPS`` times 24 numbers at a time."""
-    row = W // 8
-    first = top * row
-    last = tl.minimum(bottom, H) * row
-    factors = (tl.load(affine) * alpha, tl.load(affine + 1) * alpha, tl.load(affine + 2) * alpha)
-    summands = (tl.load(affine + 3) * alpha, tl.load(affine + 4) * alpha, tl.load(affine + 5) * alpha)
-    for start in range(first, last, GROUPS):
-        group = start + tl.arange(0, GROUPS)
-        mask = group < last
-        h = group // row
-        x = _pixels(
-            images, image, h, group - h * row, mask, mirror, second, mirror2, part, y0, y1, x0, x1, H, W, MIX, GROUPS
-        )
-        to = out + image.to(tl.int64) * (H * W * 3) + (group * 24)[:, None] + tl.arange(0, 8)[None, :]
-        values = ()
-        for quarter in tl.static_range(6):
-            if NOISE:
-                noise = four_normals(group * 6 + quarter, sigma, sample, epoch, key0, key1)
-            for k in tl.static_range(4):
-                value = x[4 * quarter + k] * factors[(4 * quarter + k) % 3] + summands[(4 * quarter + k) % 3]
-                if NOISE:
-                    value += noise[k]
-                values += (value.to(out.dtype.element_ty),)
-        for third in tl.static_range(3):
-            eight = _join(
-                values[8 * third], values[8 * third + 1], values[8 * third + 2], values[8 * third + 3],
-                values[8 * third + 4], values[8 * third + 5], values[8 * third + 6], values[8 * third + 7], GROUPS,
-            )  # fmt: skip
-            tl.store(to + 8 * third, eight, mask[:, None])
 
 
 # --------------------------------------------------------------------------------------------------------- the matrices
@@ -250,7 +142,7 @@ def _first(
     if kind == _CLEAN:
         mirror, second, mirror2, share, y0, y1, x0, x1 = recipe(flip, partner, lam, box, image, B, MIX)
         rows = tl.cdiv(H, parts)
-        _pointwise(
+        pointwise(
             out, images, affine, image, mirror, second, mirror2, share, y0, y1, x0, x1, 1.0, 0.0, 0, 0, 0, 0,
             part * rows, (part + 1) * rows, H, W, MIX, False, GROUPS,
         )  # fmt: skip
@@ -279,24 +171,11 @@ def _half(x):
 def _channel(x, c: tl.constexpr, DEPTH: tl.constexpr, BN: tl.constexpr):
     """``(DEPTH, BN)`` of a channel, of groups."""
     N: tl.constexpr = DEPTH * (BN // 8)
-    eight = _join(
+    eight = join_eight(
         _half(x[c]), _half(x[3 + c]), _half(x[6 + c]), _half(x[9 + c]), _half(x[12 + c]), _half(x[15 + c]),
         _half(x[18 + c]), _half(x[21 + c]), N,
     )  # fmt: skip
     return tl.reshape(eight, [DEPTH, BN])
-
-
-@triton.jit
-def _interleave(target, a, b, c, mask, BM: tl.constexpr, BN: tl.constexpr):
-    """Store rows ``a0 b0 c0 a1 b1 c1 ...``, 24 numbers at a time."""
-    N: tl.constexpr = BM * (BN // 8)
-    x = _split(tl.reshape(a, [N, 8]), N)
-    y = _split(tl.reshape(b, [N, 8]), N)
-    z = _split(tl.reshape(c, [N, 8]), N)
-    to = target[:, None] + tl.arange(0, 8)[None, :]
-    tl.store(to, _join(x[0], y[0], z[0], x[1], y[1], z[1], x[2], y[2], N), mask[:, None])
-    tl.store(to + 8, _join(z[2], x[3], y[3], z[3], x[4], y[4], z[4], x[5], N), mask[:, None])
-    tl.store(to + 16, _join(y[5], z[5], x[6], y[6], z[6], x[7], y[7], z[7], N), mask[:, None])
 
 
 @triton.jit
@@ -321,9 +200,9 @@ def _blurred_rows(
             h = start + group // (BN // 8)
             mask = (h < H) & (g < W // 8)
             if MIX == 0:
-                x = _stored(images, image, h, g, mask, H, W, DEPTH * (BN // 8))
+                x = bytes_of(images, image, h, g, mask, H, W, DEPTH * (BN // 8))
             else:
-                x = _pixels(
+                x = pixels_of(
                     images, image, h, g, mask, mirror, second, mirror2, part, y0, y1, x0, x1, H, W, MIX,
                     DEPTH * (BN // 8),
                 )  # fmt: skip
@@ -368,8 +247,10 @@ def _blurred_rows(
         h = row + group // (BN // 8)
         g = column // 8 + group % (BN // 8)
         kind = out.dtype.element_ty
-        target = out + image.to(tl.int64) * (H * W * 3) + h * (W * 3) + g * 24
-        _interleave(target, acc0.to(kind), acc1.to(kind), acc2.to(kind), (h < H) & (g < W // 8), BM, BN)
+        store_interleaved(
+            out + image.to(tl.int64) * (H * W * 3) + h * (W * 3) + g * 24, tl.where((h < H) & (g < W // 8), 24, 0),
+            acc0.to(kind), acc1.to(kind), acc2.to(kind), BM * (BN // 8),
+        )  # fmt: skip
 
 
 # One kernel for all seeds and epochs: no variants for numbers that are 1 or multiples of 16.
@@ -398,7 +279,7 @@ def _second(
         else:
             level = tl.where(kind == _PURE_NOISE, 1.0, tl.load(t + image))
             # The cosine as the sine of the complement: exactly 0 at t = 1, and accurate in relative terms near it.
-            _pointwise(
+            pointwise(
                 out, images, affine, image, mirror, second, mirror2, part, y0, y1, x0, x1, sine_quarter(1.0 - level),
                 sine_quarter(level), tl.load(index + image), epoch, key0, key1, row, row + BM, H, W, MIX, True, GROUPS,
             )  # fmt: skip
@@ -412,26 +293,29 @@ class ByteBlocks:
     """Blocks and warps of the two launches.
 
     Attributes:
-        first: ``ROWS`` of a matrix, at most 64, ``TERMS`` of the cosine series at a time, ``GROUPS`` of 24 numbers of
-            the other images, ``num_warps``.
-        second: ``BM`` rows and ``BN`` columns of the products, at most 64 (no more of the matrices is written than
-            such blocks read), ``STAGES`` of the pipeline of the second, ``GROUPS``, ``num_warps``.
+        first: ``ROWS`` of a matrix, ``TERMS`` of the cosine series at a time, ``GROUPS`` of 24 numbers of the other
+            images, ``num_warps``.
+        second: ``BM`` rows and ``BN`` columns of the products, ``STAGES`` of the pipeline of the second, ``GROUPS``,
+            ``num_warps``.
+
+    Raises:
+        ValueError: blocks that would read of the matrices what nobody has written.
     """
 
     first: Mapping[str, int]
     second: Mapping[str, int]
 
+    def __post_init__(self) -> None:
+        for name, size in (*self.first.items(), *self.second.items()):
+            if name in ("ROWS", "BM", "BN") and size > _PAD:
+                raise ValueError(f"{name} must be at most {_PAD}, got {size}")
 
-# By the simulator in bench/sass; no card has measured them.
-_BLOCKS: Final = ByteBlocks(
+
+# The fastest by the simulator in bench/sass; no card has measured them.
+BYTE_BLOCKS: Final = ByteBlocks(
     first={"ROWS": 32, "TERMS": 32, "GROUPS": 128, "num_warps": 4},
     second={"BM": 64, "BN": 64, "STAGES": 3, "GROUPS": 128, "num_warps": 4},
 )
-
-
-def byte_blocks_for(tail: Tail) -> ByteBlocks:
-    """The blocks that are predicted to be the fastest."""
-    return _BLOCKS
 
 
 def takes_bytes(tail: Tail) -> bool:
@@ -481,18 +365,18 @@ def batch_tail_bytes(tail: Tail, out: Tensor, blocks: ByteBlocks) -> Tensor:
     side = triton.cdiv(max(H, W), _PAD) * _PAD
     first, second = blocks.first, blocks.second
     constants = {"MIX": mix, "AXES": axes, "SIDE": side, "DEPTH": _DEPTH}
-    mollified = tail.role is not None and tail.t is not None and tail.index is not None
-    parts = axes * (side // first["ROWS"]) if mollified else triton.cdiv(H, 16)
     line = max(_PAD, triton.next_power_of_2(max(H, W) + 1))
     shape = {"LINE": line, "AHEAD": W % _PAD, "BLOCK": _PAD}
     with on_device(device):
         if tail.role is None or tail.t is None or tail.index is None:
+            parts = triton.cdiv(H, 16)
             _first[(B * parts,)](
                 out, out, out, out, *common, None, None, B, H, W, parts, 0, 0, 0.0, 0.0, **constants, **shape, **first
             )
             return out
         role, t, index = tail.role.contiguous(), tail.t.contiguous(), tail.index.contiguous()
         logs = math.log(tail.sigma_min), math.log(tail.sigma_max / tail.sigma_min)
+        parts = axes * (side // first["ROWS"])
         cosines = _cosines((W, H)[:axes], line, device)
         lines = torch.empty(B * parts, line, dtype=torch.float32, device=device)
         matrices = torch.empty(B * axes, side, side, dtype=torch.float16, device=device)

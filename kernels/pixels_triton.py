@@ -157,38 +157,39 @@ def _factors(affine, block, alpha, C: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _eighths(x, BM: tl.constexpr, BN: tl.constexpr):
-    """Columns 0, 8, 16 ..., columns 1, 9, 17 ..., and so on."""
-    even, odd = tl.split(tl.reshape(x, [BM, BN // 8, 2, 2, 2]))
-    even0, even1 = tl.split(even)
-    odd0, odd1 = tl.split(odd)
-    x0, x4 = tl.split(even0)
-    x2, x6 = tl.split(even1)
-    x1, x5 = tl.split(odd0)
-    x3, x7 = tl.split(odd1)
+def split_eight(x, N: tl.constexpr):
+    """Columns 0 ... 7 of ``N`` times eight numbers."""
+    # By the upper bit of the column first: the other way, what comes out of a product changes hands half by half.
+    low, high = tl.split(tl.permute(tl.reshape(x, [N, 2, 2, 2]), (0, 3, 2, 1)))
+    low0, low1 = tl.split(low)
+    high0, high1 = tl.split(high)
+    x0, x1 = tl.split(low0)
+    x2, x3 = tl.split(low1)
+    x4, x5 = tl.split(high0)
+    x6, x7 = tl.split(high1)
     return x0, x1, x2, x3, x4, x5, x6, x7
 
 
 @triton.jit
-def _eight(x0, x1, x2, x3, x4, x5, x6, x7, BM: tl.constexpr, BN: tl.constexpr):
-    """The reverse of :func:`_eighths`, with the eight in a dimension of their own."""
+def join_eight(x0, x1, x2, x3, x4, x5, x6, x7, N: tl.constexpr):
+    """The reverse of :func:`split_eight`, ``(N, 8)``."""
     even = tl.join(tl.join(x0, x4), tl.join(x2, x6))
     odd = tl.join(tl.join(x1, x5), tl.join(x3, x7))
-    return tl.reshape(tl.join(even, odd), [BM, BN // 8, 8])
+    return tl.reshape(tl.join(even, odd), [N, 8])
 
 
 @triton.jit
-def store_interleaved(target, a, b, c, r, column, H, z_row, BM: tl.constexpr, BN: tl.constexpr):
-    """Store rows ``a0 b0 c0 a1 b1 c1 ...``: eight numbers of each are three runs of eight, one wide store each."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = _eighths(a, BM, BN)
-    b0, b1, b2, b3, b4, b5, b6, b7 = _eighths(b, BM, BN)
-    c0, c1, c2, c3, c4, c5, c6, c7 = _eighths(c, BM, BN)
-    f = column * 3 + tl.arange(0, BN // 8)[None, :, None] * 24 + tl.arange(0, 8)[None, None, :]
-    target += r[:, None, None] * z_row + f
-    mask = (r < H)[:, None, None]
-    tl.store(target, _eight(a0, b0, c0, a1, b1, c1, a2, b2, BM, BN), mask & (f < z_row))
-    tl.store(target + 8, _eight(c2, a3, b3, c3, a4, b4, c4, a5, BM, BN), mask & (f + 8 < z_row))
-    tl.store(target + 16, _eight(b5, c5, a6, b6, c6, a7, b7, c7, BM, BN), mask & (f + 16 < z_row))
+def store_interleaved(target, room, a, b, c, N: tl.constexpr):
+    """Store ``N`` times eight numbers of each as ``a0 b0 c0 a1 b1 c1 ...`` at each of ``target``: three runs of eight,
+    one wide store each, those for which there is ``room``."""
+    a0, a1, a2, a3, a4, a5, a6, a7 = split_eight(a, N)
+    b0, b1, b2, b3, b4, b5, b6, b7 = split_eight(b, N)
+    c0, c1, c2, c3, c4, c5, c6, c7 = split_eight(c, N)
+    to = target[:, None] + tl.arange(0, 8)[None, :]
+    room = room[:, None]
+    tl.store(to, join_eight(a0, b0, c0, a1, b1, c1, a2, b2, N), room >= 8)
+    tl.store(to + 8, join_eight(c2, a3, b3, c3, a4, b4, c4, a5, N), room >= 16)
+    tl.store(to + 16, join_eight(b5, c5, a6, b6, c6, a7, b7, c7, N), room >= 24)
 
 
 @functools.lru_cache(maxsize=32)

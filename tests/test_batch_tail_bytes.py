@@ -149,3 +149,10 @@ def test_an_image_does_not_depend_on_its_batch(launched: list[str]) -> None:
         some = {name: x[chosen] if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
         assert torch.equal(triton_tail(images[chosen], dtype=HALF, **some, **KEY), together[chosen])
     assert len(launched) == 4
+
+
+def test_blocks_that_would_read_what_nobody_wrote_are_refused() -> None:
+    from fastmoll.kernels.batch_tail_triton_bytes import BYTE_BLOCKS, ByteBlocks
+
+    with pytest.raises(ValueError, match="BN must be at most 64, got 128"):
+        ByteBlocks(BYTE_BLOCKS.first, {**BYTE_BLOCKS.second, "BN": 128})
