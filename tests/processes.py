@@ -99,3 +99,16 @@ def assert_equal(ours: Any, theirs: Any, where: str = "") -> None:
             assert_equal(*pair, f"{where}.{number}")
     else:
         assert ours == theirs, where
+
+
+def assert_same_end(whole: Path, other: Path) -> dict[str, Any]:
+    """Two runs of the small-images trainer came to the same, bit for bit, output folders aside; their results."""
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (whole, other)]
+    for state in states:
+        del state["config"]["run"]  # output and resume differ, as they should
+    assert_equal(*states)
+    assert_equal(*[torch.load(folder / "model.pt", weights_only=True) for folder in (whole, other)])
+    results = [json.loads((folder / "result.json").read_text())["validation"] for folder in (whole, other)]
+    assert results[0] == results[1]
+    found: dict[str, Any] = results[0]
+    return found

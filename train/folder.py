@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastmoll.train.config import difference
-from fastmoll.train.logs import counted, in_words
+from fastmoll.train.logs import counted, results_in_words
 from fastmoll.train.settings import Config
 
 
@@ -77,5 +77,5 @@ def _ended(output: Path) -> tuple[dict[str, Any], str, int, int] | None:
     with suppress(OSError, LookupError, ValueError, TypeError):
         config, result = (json.loads((output / f"{name}.json").read_bytes()) for name in ("config", "result"))
         total = int(config["optim"]["epochs"] * config["resolved"]["steps_per_epoch"])
-        return config, in_words(result["validation"]), int(result["steps"]), total
+        return config, results_in_words(result["validation"]), int(result["steps"]), total
     return None

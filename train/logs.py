@@ -173,7 +173,7 @@ def counted(number: int, one: str, more: str | None = None) -> str:
     return f"{number} {one if number == 1 else more or f'{one}s'}"
 
 
-def in_words(results: Mapping[str, float]) -> str:
+def results_in_words(results: Mapping[str, float]) -> str:
     """Results in one line."""
     return f"error {results['error']:.2%}, NLL {results['nll']:.4f}, ECE {results['ece']:.4f}"
 

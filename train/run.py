@@ -24,7 +24,7 @@ from fastmoll.train import checkpoint
 from fastmoll.train.config import check, with_output
 from fastmoll.train.engine import Learner, evaluate, peak_rate
 from fastmoll.train.folder import finished, look_for_run
-from fastmoll.train.logs import Log, Meter, counted, in_words, table
+from fastmoll.train.logs import Log, Meter, counted, results_in_words, table
 from fastmoll.train.network import make_model
 from fastmoll.train.options import as_typed
 from fastmoll.train.resident import ResidentLoader
@@ -228,7 +228,7 @@ def train(
                 stop(config, process, learner, signals.agreed(), ", before its validation was done")
             with process.agree():
                 log.write("validation", learner.step, epoch + 1, results)
-            say(process, f"epoch {epoch + 1}/{config.optim.epochs}: {in_words(results)}")
+            say(process, f"epoch {epoch + 1}/{config.optim.epochs}: {results_in_words(results)}")
             if learner.step >= learner.last:
                 break
     with process.agree():
@@ -280,7 +280,7 @@ def train_epoch(
                     log.write("train", learner.step, epoch + 1, values)
             if saving and not config.run.resident:
                 save_checkpoint(config, process, learner, batches)
-    number = number or signals.agreed()
+    number = signals.agreed()  # also of those that `look` has not brought yet
     if number:
         if not config.run.resident and not saving:
             save_checkpoint(config, process, learner, batches)
