@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastmoll.pipelines.errors import BadImageError, in_words
 
+ONE_NOTICE: Final = 1.0
+"""Seconds in which several signals to end are one: what starts processes sends or hands it on to each of them."""
 # Errors whose message says all that the user needs: those of what was asked for, and those of the run itself.
 BAD_INPUT = (ValueError, ImportError)
 BAD_RUN = (BadImageError, FloatingPointError, OSError)
@@ -79,20 +81,22 @@ class Process:
 
         Raises:
             Stop: an error on some process. On the lowest such rank an error of ``BAD_INPUT`` or ``BAD_RUN`` gives the
-                message (another one is raised as it is); the other ranks have none.
+                message (another one is raised as it is); the other ranks have none, and its exit code.
         """
         error: Exception | None = None
         try:
             yield
         except Exception as caught:
             error = caught
-        failed = [rank for rank, bad in enumerate(self.gather(error is not None)) if bad]
+        code = 0 if error is None else 2 if isinstance(error, BAD_INPUT) else 1
+        failed = [(rank, code) for rank, code in enumerate(self.gather(code)) if code]
         if not failed:
             return
-        if error is None or self.rank != failed[0]:
-            raise Stop(None, 1) from error
+        first, code = failed[0]
+        if error is None or self.rank != first:
+            raise Stop(None, code) from error
         if isinstance(error, (*BAD_INPUT, *BAD_RUN)):
-            raise Stop(in_words(error), 2 if isinstance(error, BAD_INPUT) else 1) from error
+            raise Stop(in_words(error), code) from error
         raise error
 
     @torch.no_grad()

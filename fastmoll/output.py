@@ -97,6 +97,17 @@ def write_json(path: Path, content: object) -> None:
         file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
+def in_runs(folder: Path, *patterns: str) -> list[Path]:
+    """What matches in the folders of runs below ``folder``, a sweep's or one of several, in alphabetical order."""
+    return sorted({x for depth in ("*", "*/*") for pattern in patterns for x in folder.glob(f"{depth}/{pattern}")})
+
+
+def run_weights(folder: Path) -> Path | None:
+    """The weights of the finished run in a folder: ``model.pt`` or, where that was removed, its last checkpoint."""
+    names = ["model.pt", *(["checkpoint.pt"] if (folder / "result.json").exists() else [])]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
 class Bar(tqdm):  # type: ignore[type-arg]
     """A progress bar that writes a line now and then where it can't be redrawn, in a file or the log of a job."""
 

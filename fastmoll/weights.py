@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 from pathlib import Path, PosixPath
 from typing import Any, Final
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchvision import models
 
+from fastmoll.kernels.checks import installed
 from fastmoll.models import create_model, from_timm, is_timm
 
 FORMAT: Final = 1
@@ -179,6 +181,28 @@ def timm_offers(name: str) -> dict[str, Any]:
     usual = every.get(name) if tag else importlib.import_module("timm").get_pretrained_cfg(network)
     offers = {"timm": usual, **{key.removeprefix(f"{network}."): facts for key, facts in every.items()}}
     return {key: facts for key, facts in offers.items() if facts is not None and facts.has_weights}
+
+
+def nearest_published(name: str, owner: str | None = None) -> str:
+    """The networks of torchvision and timm that were meant, as the end of a message: ``"; did you mean timm:vit?"``.
+
+    Args:
+        name: Name of a network that there is not, or, without ``owner``, of something that may have been meant as one.
+        owner: Whose it was to be: ``"torchvision"`` or ``"timm"``; others may have one of just that name.
+
+    Returns:
+        Nothing where none is near.
+    """
+    known = {"torchvision": models.list_models(module=models)}
+    if installed("timm"):
+        known["timm"] = importlib.import_module("timm").list_models()
+    if owner is None and ":" in name:  # behind a misspelt owner, perhaps before weights
+        name = name.split(":")[1]
+    name = name.lower().replace("-", "_")
+    near = [f"{other}:{name}" for other, names in known.items() if name in names]
+    if not near and owner is not None:  # timm's tags are behind a dot
+        near = [f"{owner}:{x}" for x in difflib.get_close_matches(name.partition(".")[0], known[owner])]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _load_timm(model: Any, facts: Any, size: int, exact: bool, option: str, instead: str) -> str:

@@ -272,6 +272,11 @@ def _read_path(place: Path, split: str, name: str | None) -> SmallData:
     if others:
         wanted = " or ".join(f"{stem}.npy" for stem in stems)
         raise ValueError(f"{place} has {', '.join(others)}, but no {wanted}")
+    if place.is_dir() and not any(entry.is_dir() for entry in place.iterdir()):
+        names = ", ".join(f"{stem}.npy with {stem}_labels.npy" for stem in stems)
+        raise ValueError(
+            f"{place} has no images for {split!r}: neither {names} nor folders {split}/<class> nor {', '.join(KNOWN)}"
+        )
     # Where none of them is there, the folder without splits, or the error, is that of `split` itself.
     folder = scan_folder(place, next((stem for stem in stems if (place / stem).is_dir()), split))
     return SmallData(decode_folder(folder), folder.targets, folder.classes, folder.root, name)

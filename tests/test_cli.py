@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from PIL import Image
 
 import fastmoll
 from fastmoll.cli.main import main
+from fastmoll.cli.options import name_option
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -72,6 +75,8 @@ def test_help_names_every_option(arguments, words, capsys):
         (["sweep", "x", "--learning-rate", "1"], "there is no option --learning-rate (see fastmoll sweep --help)"),
         (["preview", "x.png"], "-o/--output"),
         (["preview", "x.png", "-o", "y.png", "--temperatures", "warm"], "'warm'"),
+        (["check", ".", "--split="], "--split is empty: is a variable of the shell not set?"),
+        (["evaluate", ""], "an argument is empty: is a variable of the shell not set?"),
     ],
 )
 def test_bad_usage_is_one_line_and_status_two(arguments, message, capsys):
@@ -86,15 +91,14 @@ def test_bad_usage_is_one_line_and_status_two(arguments, message, capsys):
         (["check", "{}/nowhere"], "nowhere does not exist"),
         (["check", "{}"], "has no class folders"),
         (["check", "{}", "--split", "val"], "no folder 'val'"),
-        (["check", "{}", "--split="], "split must be the name of a folder, got ''"),
         (["preview", "{}/x.png", "-o", "{}/x.png"], "x.png is the image itself"),
         (["preview", "{}/nowhere.jpg", "-o", "{}/o.png"], "nowhere.jpg does not exist"),
         (["preview", "{}/x.png", "-o", "{}/nowhere/o.png"], "nowhere does not exist"),
         (
             ["preview", "{}/x.png", "-o", "{}/o.png", "--temperatures", "0", "2"],
-            "temperatures must be in [0, 1], got 2.0",
+            "error: --temperatures must be in [0, 1], got 2.0",
         ),
-        (["preview", "{}/x.png", "-o", "{}/o.png", "--sigma-min", "-1"], "sigma_min"),
+        (["preview", "{}/x.png", "-o", "{}/o.png", "--sigma-min", "-1"], "error: --sigma-min must be"),
         # Before the checkpoint is looked for.
         (["evaluate", "{}/nowhere.pt", "--size", "0"], "--size must be an integer at least 1, got 0"),
         (["evaluate", "{}/nowhere.pt", "--threads", "-1"], "--threads must be an integer at least 1, got -1"),
@@ -146,6 +150,41 @@ def test_the_options_of_preview_arrive_and_the_rest_is_left_to_it(monkeypatch):
         "k_blur": 3.0,
         "seed": 7,
     }
+
+
+def test_words_after_options_belong_to_those_before(monkeypatch):
+    seen = []
+    monkeypatch.setattr("fastmoll.cli.report.run", lambda args: seen.append((args.runs, args.out)) or 0)
+    assert main(["report", "a", "-o", "o", "b"]) == main(["report", "-o", "o", "--", "-a"]) == 0
+    assert seen == [([Path("a"), Path("b")], Path("o")), ([Path("-a")], Path("o"))]
+
+
+def test_a_parameter_that_begins_a_message_is_called_as_its_option():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", metavar="DATA")
+    parser.add_argument("-o", "--out")
+    parser.add_argument("--batch-size")
+    parser.add_argument("--format", dest="layout")
+    for message, expected in (
+        ("batch_size must be 1", "--batch-size must be 1"),
+        ("layout[2]: no", "--format[2]: no"),
+        ("out: x is a file", "-o/--out: x is a file"),
+        ("data: no", "DATA: no"),
+        ("data x has no layout: y", "data x has no layout: y"),
+        ("--out: no", "--out: no"),
+        ("outer: no", "outer: no"),
+    ):
+        assert name_option(message, parser) == expected
+
+
+def test_after_an_interrupt_another_one_does_not_disturb_the_end(monkeypatch):
+    monkeypatch.setattr("fastmoll.cli.main._run", lambda arguments: 130)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["check"]) == 130 and signal.getsignal(signal.SIGINT) == before  # who called goes on
+    try:
+        assert main() == 130 and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_is_one_word(monkeypatch, capsys):

@@ -32,7 +32,8 @@ def sweep(tmp_path: Path, trained: Path) -> Path:
     """A folder of two runs, one that isn't finished, and one with a damaged network."""
     for name in ("run-10", "run-2", "run-3", "run-4"):
         shutil.copytree(trained, tmp_path / "sweep" / name)
-    (tmp_path / "sweep" / "run-3" / "model.pt").unlink()
+    for name in ("model.pt", "result.json"):
+        (tmp_path / "sweep" / "run-3" / name).unlink()
     (tmp_path / "sweep" / "run-4" / "model.pt").write_bytes(b"none")
     (tmp_path / "sweep" / "table.md").touch()
     return tmp_path / "sweep"
@@ -64,6 +65,29 @@ def test_the_finished_runs_of_a_sweep_are_evaluated_and_an_error_keeps_no_other_
     assert capsys.readouterr().out.count("5 of 5 cells are done already") == 2
 
 
+def test_runs_are_found_one_further_down_and_a_finished_one_has_its_weights_in_its_checkpoint_too(
+    sweep: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(sweep / "run-4")
+    shutil.copytree(trained, sweep.parent / "mine")
+    (sweep.parent / "latest").symlink_to("sweep")
+    (sweep.parent / "mine" / "model.pt").unlink()
+    (sweep / "run-10" / "model.pt").unlink()
+    (sweep / "run-10" / "checkpoint.pt").unlink()
+    assert run(sweep.parent, *ONE) == 0
+    out = capsys.readouterr().out
+    evaluated = [line.partition(" on ")[0] for line in out.splitlines() if ".pt on " in line]
+    assert evaluated == [f"{sweep.parent / 'mine' / 'checkpoint.pt'}", f"{sweep / 'run-2' / 'model.pt'}"]
+    assert "1 of 4 runs are not finished and left out: sweep/run-3\n" in out
+    assert "1 of 4 runs are finished, but have no weights any more, and left out: sweep/run-10\n" in out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith(("mine ", "sweep/"))] == [
+        "mine",
+        "sweep/run-2",
+    ]
+    shutil.copy(trained / "model.pt", sweep.parent / "mine")  # the same weights
+    assert run(sweep.parent / "mine", *ONE) == 0 and "2 of 2 cells are done already" in capsys.readouterr().out
+
+
 def test_a_run_under_several_names_is_evaluated_once(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("run-3", "run-4", "run-10"):
         shutil.rmtree(sweep / name)
@@ -81,8 +105,9 @@ def test_a_run_under_several_names_is_evaluated_once(sweep: Path, capsys: pytest
     ("arguments", "message"),
     [
         (["--batch-size", 0], "--batch-size must be"),
-        (["--corruptions", "fogg"], "corruptions: there is no 'fogg'; did you mean fog?"),
+        (["--corruptions", "fogg"], "error: --corruptions: there is no 'fogg'; did you mean fog?"),
         (["--corrupted", "official"], "--corrupted must be generated or official:PATH, got 'official'"),
+        (["--corrupted", "/"], "generated or official:PATH, got '/'; did you mean official:/?"),
     ],
 )
 def test_a_wrong_argument_is_said_once_for_all_runs(
@@ -93,10 +118,10 @@ def test_a_wrong_argument_is_said_once_for_all_runs(
 
 
 def test_an_error_that_all_runs_have_is_said_once(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (sweep / "run-4" / "model.pt").unlink()
+    shutil.rmtree(sweep / "run-4")
     assert run(sweep, *ONE, "--data", "/nowhere") == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"error: {sweep / 'run-2'}: data: '/nowhere' is no file or folder")
+    assert first.startswith(f"error: {sweep / 'run-2'}: --data: '/nowhere' is no file or folder")
     assert second == "error: the same as for run-2: run-10"
 
 
@@ -104,16 +129,18 @@ def test_two_processes_evaluate_a_sweep_together(sweep: Path) -> None:
     assert finish(start(2, sweep, *ONE), 100) == [1, 1]
     for name in ("run-2", "run-10"):
         assert len(cells(sweep / name / "robustness-generated")) == 2
-    assert finish(start(2, sweep, *ONE, "--out", sweep / "out"), 100) == [2, 1]
+    assert finish(start(2, sweep, *ONE, "--out", sweep / "out"), 100) == [2, 2]
 
 
 def test_what_is_of_one_network_is_refused_for_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--out", "--net"):
         assert f"{option} is for one network, but {sweep} is a folder of runs" in fails(capsys, sweep, option, "x")
-    for path in sweep.glob("*/model.pt"):
+    for path in (*sweep.glob("*/model.pt"), *sweep.glob("*/result.json")):
         path.unlink()
     message = fails(capsys, sweep)
     assert message == f"error: CHECKPOINT: no run in {sweep} is finished: run-2, run-3, run-4, run-10"
+    assert "is the folder of a run that is not finished, whose checkpoint.pt has" in fails(capsys, sweep / "run-2")
+    (sweep / "run-2" / "checkpoint.pt").unlink()
     assert "is a folder without model.pt" in fails(capsys, sweep / "run-2")
 
 
@@ -136,6 +163,45 @@ def test_the_table_of_all_runs_is_as_wide_as_the_terminal(
         assert (f"Names begin with {start}" in names and name.removeprefix(start) in names) == (width < 200)
 
 
+def test_several_networks_are_evaluated_each_once_and_put_in_one_table(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, ten = sweep / "run-2", sweep / "run-10"
+    assert run(two, *ONE, ten / "model.pt", f"{two}/", sweep / "run-3", sweep / "table.md") == 0
+    out = capsys.readouterr().out
+    assert [x.partition(" on ")[0] for x in out.splitlines() if ".pt on " in x] == [f"{x}/model.pt" for x in (two, ten)]
+    assert f"1 of 4 runs are not finished and left out: {sweep / 'run-3'}\n" in out
+    assert f"1 of 4 are no networks and left out: {sweep / 'table.md'}\n" in out
+    table = out[out.rindex("\nrun ") :].splitlines()
+    assert [line.split()[0] for line in table if line.startswith("/")] == [str(two), str(ten / "model.pt")]
+    # With a folder of runs among them, and an error of one.
+    (sweep.parent / "other").mkdir()
+    ten.rename(sweep.parent / "other" / "run-2")
+    assert run(sweep.parent / "other", sweep, *ONE) == 1
+    out, err = capsys.readouterr()
+    table = out[out.rindex("\nrun ") :].splitlines()
+    names = [str(sweep.parent / "other" / "run-2"), str(two), str(sweep / "run-4")]
+    assert [line.split()[0] for line in table if line.startswith("/")] == names
+    assert f"error: {sweep / 'run-4'}: CHECKPOINT: " in err
+
+
+def test_one_of_several_that_names_nothing_is_refused_before_the_others_are_evaluated(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = sweep / "run-2"
+    (tmp_path / "empty").mkdir()
+    for other, message in (
+        (tmp_path / "nowhere", "nowhere is no file"),
+        (tmp_path / "empty", "empty is a folder without model.pt"),
+        ("torchvision:resnet51", "torchvision has no 'resnet51'; did you mean torchvision:resnet50"),
+    ):
+        assert message in fails(capsys, mine, other, *ONE)
+    assert "--net is for one network, but 2 are given" in fails(capsys, mine, sweep / "run-10", *ONE, "--net", "x")
+    message = fails(capsys, sweep / "run-3", sweep / "table.md")
+    assert message.endswith(f"none of these is a finished run: {sweep / 'run-3'}, {sweep / 'table.md'}")
+    assert not list(sweep.glob("*/robustness-*"))
+
+
 def test_rescoring_takes_the_folder_of_a_run_with_one_evaluation(
     sweep: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,10 +211,26 @@ def test_rescoring_takes_the_folder_of_a_run_with_one_evaluation(
     out = mine / "robustness-generated"
     (out / "cells" / "fog-2.json").unlink()
     assert run("--rescore", mine) == 0 and (out / "cells" / "fog-2.json").exists()
-    shutil.copytree(out, mine / "robustness-official")
-    capsys.readouterr()
-    message = f"error: --rescore: {mine} has several evaluations: {out}, {mine / 'robustness-official'}"
-    assert fails(capsys, "--rescore", mine) == message
+
+
+def test_rescoring_takes_several_evaluations_and_all_with_predictions_in_folders(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(sweep / "run-4")
+    assert run(sweep / "run-2", *ONE, "--predictions") == 0 and run(sweep / "run-10", *ONE) == 0
+    first, bare = (sweep / name / "robustness-generated" for name in ("run-2", "run-10"))
+    second = Path(shutil.copytree(first, sweep / "run-2" / "robustness-other"))
+    both = [first / "cells" / "fog-2.json", second / "cells" / "fog-2.json"]
+    for folders in ([first, second], [sweep / "run-2"], [sweep], [first, sweep]):
+        for path in both:
+            path.unlink()
+        capsys.readouterr()
+        assert run("--rescore", *folders) == 0 and all(path.exists() for path in both)
+        table = capsys.readouterr().out.rpartition("\nrun ")[2].splitlines()
+        assert [line.split()[0] for line in table if line.startswith("/")] == [str(first), str(second)]
+    both[0].unlink()
+    assert run("--rescore", bare, first) == 1 and both[0].exists()
+    assert f"error: {bare}: {bare} has no predictions of clean, fog-2: evaluate with" in capsys.readouterr().err
 
 
 def test_predictions_without_pyarrow_are_refused_before_anything_is_opened(

@@ -39,7 +39,7 @@ def test_the_options_are_all_there() -> None:
 def test_every_option_but_the_folder_is_refused_by_name(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["evaluate", "--rescore", str(tmp_path), *option.split()]) == 2
+    assert main(["evaluate", *option.split(), "--rescore", str(tmp_path)]) == 2
     name = option.split()[0] if option.startswith("--") else "CHECKPOINT"
     command = f"fastmoll evaluate --rescore {tmp_path}"
     assert capsys.readouterr().err == f"error: --rescore needs nothing but its folder, got {name}: {command}\n"

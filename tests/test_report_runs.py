@@ -13,8 +13,8 @@ import pytest
 from fake_runs import NAMES, fake_result, fake_runs, write_run
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS
-from fastmoll.report.labels import explain_images, labels
-from fastmoll.report.read import find_runs, find_unfinished, read_run
+from fastmoll.report.labels import explain, labels
+from fastmoll.report.read import find_runs, find_unevaluated, find_unfinished, read_run
 from fastmoll.report.runs import Group, RunResult, group_seeds, image_set
 
 
@@ -58,13 +58,22 @@ def test_a_sweeps_folder_is_all_of_its_finished_runs(tmp_path: Path) -> None:
     (tmp_path / "sweep" / "begun" / "robustness-generated" / "cells").mkdir(parents=True)
     assert [x.parent.parent for x in find_runs(tmp_path / "sweep")] == sorted(runs)
     assert find_unfinished(tmp_path / "sweep") == [tmp_path / "sweep" / "begun" / "robustness-generated"]
+    other = write_run(tmp_path / "mine", fake_result(count=40))
+    (tmp_path / "sweep" / "none").mkdir()
+    (tmp_path / "sweep" / "none" / "config.json").touch()
+    assert [x.parent.parent for x in find_runs(tmp_path)] == [other, *sorted(runs)]  # also one further down
+    assert find_unfinished(tmp_path) == find_unfinished(tmp_path / "sweep")
+    assert find_unevaluated(tmp_path) == find_unevaluated(tmp_path / "sweep") == [tmp_path / "sweep" / "none"]
     with pytest.raises(ValueError, match=r"begun has no robustness.json: not all 75 cells are evaluated"):
         read_run(tmp_path / "sweep" / "begun")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no robustness.json: evaluate a checkpoint first"):
         find_runs(tmp_path / "empty")
-    with pytest.raises(ValueError, match="none: no such file or folder"):
+    with pytest.raises(ValueError, match=r"there is no file or folder .*none"):
         find_runs(tmp_path / "none")
+    (tmp_path / "sweep" / "waiting" / "robustness-generated").mkdir(parents=True)
+    (tmp_path / "sweep" / "waiting" / "config.json").touch()
+    assert find_unevaluated(tmp_path / "sweep") == [tmp_path / "sweep" / name for name in ("none", "waiting")]
     write_run(runs[0], fake_result(source="official", count=40))
     assert len(find_runs(runs[0])) == 2
     with pytest.raises(ValueError, match="has 2 evaluations: name one"):
@@ -169,7 +178,7 @@ def test_a_wrong_file_is_refused_by_name_and_key(
 def test_a_file_that_is_no_evaluation_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "robustness.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} (cannot be read as JSON|must hold an object)"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: it (cannot be read as JSON|must hold an object)"):
         read_run(path)
 
 
@@ -194,7 +203,7 @@ def test_a_cell_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     text = json.dumps(fake_result(count=40))
     path.write_text(text.replace('"cells": {', '"cells": {"fog": [], ', 1))
     with pytest.raises(
-        ValueError, match=rf'{re.escape(str(path))} cannot be read as JSON \(key "fog" is there twice\)'
+        ValueError, match=rf'{re.escape(str(path))}: it cannot be read as JSON \(key "fog" is there twice\)'
     ):
         read_run(path)
 
@@ -266,12 +275,12 @@ def test_a_run_evaluated_on_several_sets_is_one_row_for_each(tmp_path: Path) -> 
         ("generated (frost: made)", 2),
         ("official (set: CIFAR-10-C-bar)", 1),
     ]
-    assert "without the name of a set were made on the way" in explain_images(groups)
+    assert "without the name of a set were made on the way" in explain(groups)
     # Names that tell nothing apart are left out, and an official set of unknown name is the only one there is.
     older = read("older", seed=2, source="official")
     assert [(image_set(x.run), len(x.runs)) for x in group_seeds([*named, older])] == [("official", 3)]
     assert [image_set(x.run) for x in group_seeds(written[:1])] == ["generated (frost: made)"]
-    assert "on the way" not in explain_images(group_seeds(written[1:]))
+    assert "on the way" not in explain(group_seeds(written[1:]))
     content = fake_result(count=40)
     del content["set"]  # an evaluation of an earlier version
     path = tmp_path / "robustness.json"

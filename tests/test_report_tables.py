@@ -14,7 +14,7 @@ from fake_runs import fake_result, find, groups_of, number, rows_of, several_gro
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.report.pairs import make_pairs
 from fastmoll.report.read import read_run
-from fastmoll.report.runs import Group, group_seeds
+from fastmoll.report.runs import BINARY, Group, group_seeds
 from fastmoll.report.style import words
 from fastmoll.report.table import Number, as_text
 from fastmoll.report.tables import all_tables, architectures, benchmark
@@ -194,6 +194,14 @@ def test_notes_explain_what_frost_is_where_it_stands(tmp_path: Path) -> None:
             if table.rows:
                 assert said is None or said in table.note, table.title
                 assert said is not None or "Frost" not in table.note
+
+
+def test_notes_say_of_which_likelihood_nll_and_ece_are_where_it_is_not_that_of_the_training(tmp_path: Path) -> None:
+    plain = groups_of(tmp_path / "a", {"mollify": False}, {})
+    binary = groups_of(tmp_path / "b", {}, {"settings": {"optim.loss": "binary"}})
+    for groups, said in ((plain, False), (binary, True)):
+        for table in all_tables(groups):
+            assert not table.rows or (BINARY in table.note) == said, table.title
 
 
 def test_networks_are_in_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:

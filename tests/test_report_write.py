@@ -184,20 +184,60 @@ def test_bad_input_is_named_and_leaves_an_earlier_report_as_it_was(tmp_path: Pat
     content = fake_result(count=40, seed=1)
     del content["cells"]["fog"]
     write_run(bad, content)
+    (tmp_path / "file").touch()
     out = tmp_path / "out"
     report([good], out)
     before = files(out)
     for runs, message in (
-        ([good, bad], f"{bad}/robustness-generated/robustness.json: cells lacks fog"),
+        ([bad], f"{bad}/robustness-generated/robustness.json: cells lacks fog"),
         ([good, twin], "are one run twice"),
-        ([tmp_path / "none"], "none: no such file or folder"),
+        ([tmp_path / "none"], "there is no file or folder .*none"),
         ([], "runs must name at least one evaluation"),
     ):
         with pytest.raises(ValueError, match=message):
             report(runs, out)
     with pytest.raises(ValueError, match=r"images: .*missing"):
         report([good], out, images=tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"out: .*file is not a folder"):
+        report([good], tmp_path / "file" / "below")
     assert files(out) == before
+
+
+def test_a_damaged_evaluation_keeps_no_other_from_the_report(
+    tmp_path: Path, one_figure: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, *bad = (tmp_path / "runs" / name for name in ("good", "cut", "odd", "short"))
+    for seed, run in enumerate((good, *bad)):
+        write_run(run, fake_result(count=40, seed=seed))
+    cut, odd, short = (run / "robustness-generated" / "robustness.json" for run in bad)
+    cut.write_bytes(cut.read_bytes()[:200])
+    for path in (odd, short):
+        content = json.loads(path.read_text())
+        del content["cells"]["fog"]
+        path.write_text(json.dumps(content))
+    assert command(tmp_path / "runs", "-o", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"^left out \(1\): it cannot be read as JSON .*evaluate again, .*: {cut}$", said, re.MULTILINE)
+    assert f"left out (2): cells lacks fog; a report needs all 15: {odd}, {short}\n" in said
+    rows = (tmp_path / "out" / "tables" / "every_run.csv").read_text().splitlines()
+    assert len(rows) == 2
+    with pytest.raises(ValueError, match=rf"^{cut}: it cannot be read as JSON"):
+        command(*bad, "-o", tmp_path / "other")
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused_before_anything_is_drawn(
+    tmp_path: Path, one_figure: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", fake_result(count=40))
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(write, "all_figures", None)
+    usual = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: place != tmp_path / "closed" and usual(place, mode))
+    for out in ("closed", "closed/a/b"):
+        with pytest.raises(ValueError, match=r"out: .*closed can't be written to: no permission"):
+            report([run], tmp_path / out)
+    with pytest.raises(ValueError, match=r"closed: no permission to look into this folder"):
+        report([tmp_path / "closed"], tmp_path / "out")
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -241,7 +281,9 @@ def test_runs_of_a_folder_that_are_left_out_are_counted_and_named_in_full_on_req
     text = f"left out (5): no evaluation: {', '.join(paths[:3])}, 2 more (-v names them)\n"
     assert text in capsys.readouterr().out
     assert command(tmp_path / "runs", "-o", tmp_path / "out", "-v") == 0
-    assert f"left out (5): no evaluation: {', '.join(paths)}\n" in capsys.readouterr().out
+    lines = "".join(f"  {path}\n" for path in paths)
+    assert f"left out (5): no evaluation:\n{lines}left out" in (said := capsys.readouterr().out)
+    assert "left out (1): none: No\n" in said  # one alone stands beside its reason
 
 
 def test_the_same_runs_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:

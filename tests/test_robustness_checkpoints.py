@@ -192,6 +192,13 @@ def test_a_tag_that_timm_does_not_have_is_answered_with_those_it_has() -> None:
     pytest.importorskip("timm")
     with pytest.raises(ValueError, match=r"^CHECKPOINT: timm has no 'test_vit\.v2', only test_vit\.r160_in1k$"):
         find_checkpoint("timm:test_vit.v2")
+    for name, near in (
+        ("timm:resnet18x", "timm:resnet18 or "),
+        ("timm:vit_smal_patch16_224.augreg_in1k", "timm:vit_small_patch16_224 or "),
+        ("torchvision:vit_small_patch16_224", "timm:vit_small_patch16_224[?]$"),
+    ):
+        with pytest.raises(ValueError, match=rf"has no .*; did you mean {near}"):
+            find_checkpoint(name)
 
 
 def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,9 +232,12 @@ def test_models_of_timm_bring_what_they_expect(monkeypatch: pytest.MonkeyPatch) 
         (
             "torchvision:resnet51",
             None,
-            r"^CHECKPOINT: there is no classification model 'resnet51'; did you mean .*resnet50",
+            r"^CHECKPOINT: torchvision has no 'resnet51'; did you mean torchvision:resnet50 or ",
         ),
-        ("torchvision:presnet50", None, "torchvision has no 'presnet50'"),
+        ("torchvision:presnet50", None, r"torchvision has no 'presnet50'; did you mean torchvision:resnet50 "),
+        ("torchvision:zzz", None, "torchvision has no 'zzz'$"),
+        ("resnet50", None, r"resnet50 is no file; did you mean torchvision:resnet50.*\? \(others are"),
+        ("torchvison:resnet18:V1", None, r"resnet18:V1 is no file; did you mean torchvision:resnet18"),
         ("torchvision:resnet18:V9", None, "torchvision has no weights 'V9' of resnet18, only IMAGENET1K_V1"),
         ("torchvision:resnet18", "resnet18", "--net: torchvision:resnet18 says its network itself, got 'resnet18'"),
     ],

@@ -14,7 +14,9 @@ from cells_of_noise import HEADER, begun, run, write_finished
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.metrics import ALEXNET, mean_corruption_error
 from fastmoll.report.read import read_run
+from fastmoll.report.runs import BINARY
 from fastmoll.robustness.results import ALL, Results, add_to_result, cell_name, has_baseline, table
+from fastmoll.robustness.summary import summary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -132,6 +134,14 @@ def test_the_table_shows_every_severity_and_what_the_images_are(finished: Path, 
     assert "1 of 75 cells" in table(some) and "–" in table(some)
 
 
+def test_tables_say_of_which_likelihood_nll_and_ece_are_where_it_is_not_that_of_the_training(finished: Path) -> None:
+    plain = Results.open(finished)
+    binary = Results(finished, {**HEADER, "settings": {"optim.loss": "binary"}}, {"checkpoint": "abc"}, {})
+    assert BINARY in table(binary) and BINARY not in table(plain)
+    assert BINARY in summary({"a": plain, "b": binary, "c": None}, None)
+    assert BINARY not in summary({"a": plain, "c": None}, None)
+
+
 def test_the_table_says_where_frost_is_from_where_it_has_frost_alone(tmp_path: Path) -> None:
     made = Results(tmp_path, {**HEADER, "source": "generated", "frost": "made"}, {}, {})
     made.begin()
@@ -207,8 +217,9 @@ def test_a_damaged_result_of_the_trainer_is_named_and_left_alone(tmp_path: Path,
     content = json.loads((finished / "robustness.json").read_text())
     path = tmp_path / "result.json"
     path.write_text(damaged)
-    with pytest.raises(ValueError, match=r"result\.json is damaged, and did not get the corrupted error"):
-        add_to_result(tmp_path, content)
+    reason = add_to_result(tmp_path, content)
+    assert reason is not None
+    assert reason.startswith(f"the corrupted error was not added to {path}, which is damaged: ")
     assert path.read_text() == damaged
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -223,8 +224,8 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         (GRID + 'vary."optim.epochs" = 3', "line 8: vary must have a list of values for optim.epochs, got 3"),
         (GRID + 'options."model.weights" = "IMAGENET1K_V9"', "line 8: --model.weights: 'IMAGENET1K_V9' is no file"),
         (GRID + 'net = "resnet50"\noptions."model.weights" = "timm"', "for resnet50: IMAGENET1K_V1, IMAGENET1K_V2; "),
-        (GRID + 'options."optim.epochs" = "ten"', "line 8: Error parsing --epochs/--optim.epochs: invalid literal"),
-        (GRID + 'options."optim.lr" = -1', "line 8: --optim.lr must be positive, got -1"),
+        (GRID + 'options."optim.epochs" = "ten"', "line 8: --optim.epochs must be an integer, got 'ten'"),
+        (GRID + 'options."optim.lr" = -1', "line 8: --optim.lr must be positive and finite, got -1"),
         (GRID + 'mollify = true\noptions."mollify.beta" = [1, -2]', "line 9: mollify: beta"),
         (
             GRID + 'mollify = [true, false]\noptions."mollify.draws" = 2\noptions."optim.loss" = "corrected"',
@@ -248,8 +249,78 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place_and_the_nearest_name(
 
 def test_a_line_of_the_defaults_is_found_too(write_sweep: Callable[[str], Path]) -> None:
     path = write_sweep('[defaults]\naugment = "fcr+tirvial" # a comment\n[[grid]]\ndata = "digits" # fcr+tirvial')
-    with pytest.raises(ValueError, match=r"\[\[grid\]\] 1, line 2: .*'fcr[+]trivial'"):
+    with pytest.raises(ValueError, match=r"some.toml, \[defaults\], line 2: .*'fcr[+]trivial'"):
         read_sweep(path)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "grid", "place"),
+    [
+        ("seed = -1", "mollify = true\n[[grid]]\nseed = 1", "[defaults], line 3: seed must be"),
+        ("trainer = 'imagnet'", "trainer = 'imagenet'\n[[grid]]", "[defaults], line 3: unknown trainer"),
+        ("net = 'presnet51'", "[[grid]]\nnet = 'presnet51'", "[defaults], line 3: there is no"),
+        ("options.optim.lr = -1", "options.optim.lr-batch = 32", "[defaults] for [[grid]] 1, line 3: --optim.lr must"),
+        ("options.optim.lr = 1", "options.optim.lr = -1", "[[grid]] 1, line 5: --optim.lr must"),
+        (
+            "options.optim.lr = -1",
+            "options.optim.lr = 1\n[[grid]]",
+            "[defaults] for [[grid]] 2, line 3: --optim.lr must",
+        ),
+        (
+            "[defaults.options]\noptim.epoch = 3",
+            "options.optim.epochs = 3",
+            "[defaults] for [[grid]] 1, line 4: unknown",
+        ),
+        ("vary.optim.lr = 1", "vary.optim.lr = [1]", "[defaults], line 3: vary must have a list"),
+        ("vary.optim.lr = [-1]", "options.optim.epochs = 1", "[defaults] for [[grid]] 1, line 3: --optim.lr must"),
+        ("options.run.seed = 1", "seed = 1", "[defaults], line 3: options: run.seed is given by the key seed"),
+        (
+            "mollify = true\noptions.mollify.k-noise = -1",
+            "vary.mollify.k-blur = [1, 2]",
+            "[defaults] for [[grid]] 1, line 4: mollify: k_noise",
+        ),
+        (
+            "options.model.weights = 'IMAGENET1K_V9'",
+            "# options.model.weights = 'IMAGENET1K_V9'",
+            "[defaults] for [[grid]] 1, line 3: --model.weights: 'IMAGENET1K_V9' is no file",
+        ),
+        (
+            "options.optim.lr = 1",
+            "options.optim.lr = 2\nvary.optim.lr = [3]",
+            "[[grid]] 1, line 5: optim.lr is in options",
+        ),
+    ],
+)
+def test_an_error_is_of_the_table_that_has_it(
+    write_sweep: Callable[[str], Path], defaults: str, grid: str, place: str
+) -> None:
+    path = write_sweep(f'[defaults]\ndata = "digits"\n{defaults}\n[[grid]]\n{grid}\n')
+    with pytest.raises(ValueError, match="^" + re.escape(f"some.toml, {place}")):
+        read_sweep(path)
+
+
+def test_a_grids_option_replaces_the_axis_of_the_defaults_and_the_other_way_round(
+    write_sweep: Callable[[str], Path],
+) -> None:
+    path = write_sweep("""
+[defaults]
+data = "digits"
+vary."optim.lr" = [1, 2]
+options."optim.epochs" = 3
+[[grid]]
+options."optim.lr" = 4
+vary."optim.epochs" = [5, 6]
+""")
+    assert [(run.settings["optim.lr"], run.settings["optim.epochs"]) for run in read_sweep(path)] == [(4, 5), (4, 6)]
+
+
+def test_what_is_like_no_name_brings_the_names_there_are(write_sweep: Callable[[str], Path]) -> None:
+    for line, message in (
+        ("zzz = 1", "unknown key 'zzz': there are augment, data, mollify, net, options, seed, trainer, vary"),
+        ("options.optim.zzz = 1", "unknown option 'optim.zzz': there are optim."),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            read_sweep(write_sweep(f'[[grid]]\ndata = "digits"\n{line}\n'))
 
 
 def test_a_file_that_is_not_there_brings_those_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from sweeps import DIGITS, finish, names
 
 from fastmoll.cli.main import main
 from fastmoll.sweep.file import Run, read_sweep
-from fastmoll.sweep.run import select
+from fastmoll.sweep.select import select
 from fastmoll.sweep.table import Row, as_csv, as_markdown, make_rows
 
 
@@ -148,13 +148,21 @@ def test_the_table_alone_trains_nothing_and_a_filter_shortens_only_what_is_print
         ),
     ],
 )
-def test_a_result_that_is_none_is_an_error_before_training(
+def test_a_result_that_is_none_is_named_and_left_out_of_the_table(
     content: str, write_sweep: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = read_sweep(write_sweep(DIGITS))[0]
-    folder = Path("runs/some") / run.name
-    folder.mkdir(parents=True)
+    runs = read_sweep(write_sweep(DIGITS))
+    folder = Path("runs/some") / runs[0].name
+    finish(folder, 0.5)
+    finish(Path("runs/some") / runs[2].name, 0.5)  # its other seed
     (folder / "result.json").write_text(content)
-    assert main(["sweep", "some.toml", "--device", "cpu"]) == 2
+    assert main(["sweep", "some.toml", "--table"]) == 1
     captured = capsys.readouterr()
-    assert captured.out == "" and f"error: {folder}/result.json is not the result of a run" in captured.err
+    assert captured.out.endswith("1 of 4 runs done; runs/some/table.md and table.csv have the whole sweep's\n")
+    assert captured.err.startswith(f"error: {folder}/result.json is not the result of a run (")
+    assert captured.err.endswith("): left out of the table\n") and captured.err.count("\n") == 1
+    # Where it was not asked for, that is no failure.
+    assert main(["sweep", "some.toml", "--table", "--filter", "seed1"]) == 0
+    assert main(["sweep", "some.toml", "--list", "--device", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert f"to do      {runs[0].name}\n" in captured.out and "): the run is to be done again\n" in captured.err

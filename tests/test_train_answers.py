@@ -125,6 +125,19 @@ def test_a_folder_in_the_place_of_weights_is_answered_with_the_file_in_it(
     assert fails(capsys, imagenet.main, *arguments, mine / "modle.pt").endswith("/modle.pt' is no file")
 
 
+def test_an_output_that_can_not_be_made_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for output in (file, file / "run"):
+        arguments = ["--data", tmp_path / "none", "--output", output]
+        assert fails(capsys, small_images.main, *arguments) == f"error: --output: {file} is not a folder"
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
+    line = fails(capsys, small_images.main, "--data", tmp_path / "none", "--output", tmp_path / "a" / "b")
+    assert line == f"error: --output: {tmp_path} can't be written to"
+
+
 def test_options_of_a_mollification_that_is_off_are_said_to_do_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

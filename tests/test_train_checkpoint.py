@@ -135,6 +135,13 @@ def test_a_resumed_log_has_each_step_once(tmp_path: Path) -> None:
     assert [event.value for event in board.Scalars("validation/error")] == [0.25]
 
 
+def test_logs_on_a_full_disk_are_named(tmp_path: Path) -> None:
+    log = Log(tmp_path, CPU, 0)
+    log._file = open("/dev/full", "w", buffering=1)
+    with pytest.raises(OSError, match=f"^{tmp_path}: the logs can't be written: No space left on device$"):
+        log.write("train", 2, 0, {"loss": 1.0})
+
+
 def test_the_table_shows_every_figure() -> None:
     text = table("Validation", {"error": 0.251, "nll": 1.25, "ece": 0.0321, "count": 50000})
     assert [word in text for word in ("25.10%", "1.2500", "0.0321", "50000")] == [True] * 4

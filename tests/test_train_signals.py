@@ -14,9 +14,11 @@ import torch
 from evaluations import write_data
 from processes import assert_same_end, log, rank_main, run, started
 
-from fastmoll.distributed import launch
+from fastmoll.distributed import Process, launch
+from fastmoll.output import run_weights
 from fastmoll.train import engine
 from fastmoll.train.signals import stop_asked
+from fastmoll.train.small_images import main
 
 SETTINGS = [
     *("--net", "mobilenet_v3_small", "--model.ema", "0.9", "--optim.epochs", "3", "--data.batch-size", "4"),
@@ -99,3 +101,29 @@ def test_all_processes_hear_of_a_signal_to_one_in_the_same_step(tmp_path: Path) 
     found = [json.loads((tmp_path / f"out.{rank}.txt").read_text()) for rank in range(3)]
     assert [heard for heard, _, _ in found] == [[0] * 5 + [15] * 3] * 3
     assert [(own, agreed) for _, own, agreed in found] == [(0, 15), (0, 15), (15, 15)]
+
+
+def test_a_run_that_goes_on_with_more_steps_is_not_finished_until_it_has_done_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run"
+    arguments = ["--data", str(write_data(tmp_path, 32, 45, 33)), *SETTINGS, "--run.output", str(output)]
+    assert main([*arguments, "--run.max-steps", "1"]) == 0 and run_weights(output) == output / "model.pt"
+
+    def stop(*anything: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastmoll.train.run.train_epoch", stop)
+    assert main([*arguments, "--resume", "--run.max-steps", "2"]) == 130
+    assert run_weights(output) is None and not (output / "result.json").exists()
+
+
+def test_signals_of_one_moment_are_one_notice_and_a_later_one_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+    with pytest.raises(KeyboardInterrupt), stop_asked(Process(0, 1, torch.device("cpu"))) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)  # as that of a sweep, in a job that a cluster ends
+        heard.append(signals.look())
+        monkeypatch.setattr("fastmoll.train.signals.ONE_NOTICE", -1)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert heard == [signal.SIGTERM]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -18,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from fastmoll.train.options import as_typed
+from fastmoll.train.options import as_typed, fail, nearest, program, refuse, value_of
 from fastmoll.train.recipes import RECIPES, SMALL_RECIPES, recipe_of, small_recipe, with_adamw
 from fastmoll.train.settings import Config, ImageNetConfig, Kind, OptimConfig, SmallConfig, SmallDataConfig
 
@@ -35,7 +33,8 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
     Raises:
         SystemExit: after ``--help`` (0), or for an option that does not exist or can't be read (2).
     """
-    recipe = _look_for(argv, "--recipe")
+    refuse(argv, ImageNetConfig)
+    recipe = value_of(argv, ImageNetConfig, "recipe")
     config = _parse(argv, _fitting(argv, RECIPES.get(recipe or "", RECIPES["finetune"])))
     if recipe is None and config.data.path is None:
         config = _parse(argv, _fitting(argv, RECIPES["sample"]))
@@ -54,7 +53,8 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
 
 def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     """Read the command line of ``small_images.py``; arguments, result and errors as for `parse`."""
-    name = _look_for(argv, "--data", "--data.name")
+    refuse(argv, SmallConfig)
+    name = value_of(argv, SmallConfig, "data.name")
     recipe = small_recipe(SmallDataConfig.name if name is None else name)
     default = _fitting(argv, SMALL_RECIPES[recipe])
     if recipe == "digits":
@@ -77,10 +77,10 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
 
 def _fitting(argv: Sequence[str] | None, default: Kind) -> Kind:
     """A recipe for the optimiser that is asked for, and its warm-up not longer than the run."""
-    if _look_for(argv, "--optim.name") == "adamw":
+    if value_of(argv, type(default), "optim.name") == "adamw":
         default = with_adamw(default)
-    epochs, optim = _look_for(argv, "--epochs", "--optim.epochs"), default.optim
-    if epochs is not None and epochs.isdecimal() and int(epochs) < optim.warmup_epochs:
+    epochs, optim = value_of(argv, type(default), "optim.epochs"), default.optim
+    if epochs is not None and 0 <= int(epochs) < optim.warmup_epochs:
         warmup = int(epochs) * optim.warmup_epochs / optim.epochs
         default = replace(default, optim=replace(optim, warmup_epochs=warmup))
     return default
@@ -116,15 +116,13 @@ def _going_on(argv: Sequence[str] | None, config: Kind, asked: str | None) -> Ki
         recipe = recipe_of(restored)[0]
         if asked is not None and recipe != recipe_of(config)[0]:
             raise ValueError(f"that run's recipe is {recipe}, not that of {asked}")
-        given, trained = _look_for(argv, "--optim.name"), saved.get("optim", {}).get("name", OptimConfig.name)
+        given = value_of(argv, type(config), "optim.name")
+        trained = saved.get("optim", {}).get("name", OptimConfig.name)
         if given not in (None, trained):  # what else differs follows from it
             raise ValueError(f"that run's optimiser is {trained}, not {given}")
         restored = _shared_out(restored, saved)
-    except (ValueError, AttributeError) as error:
-        if os.environ.get("RANK", "0") == "0":
-            message = f"error: --run.output: {path} does not fit: {error}\n"
-            sys.stderr.write(as_typed(message, config, argv))
-        raise SystemExit(2) from error
+    except ValueError as error:
+        fail(as_typed(f"--run.output: {path} does not fit: {error}", config, argv))
     return _parse(argv, restored)
 
 
@@ -138,19 +136,24 @@ def _shared_out(restored: Kind, saved: dict[str, Any]) -> Kind:
     return restored if rest else replace(restored, data=replace(restored.data, batch_size=share))
 
 
-def _restored(default: Any, saved: dict[str, Any]) -> Any:
+def _restored(default: Any, saved: Any, section: str = "") -> Any:
     """``default`` with what ``Config.plain`` gave in its place, but for what a run is stopped by, and where it is."""
+    if not isinstance(saved, dict):
+        raise ValueError(f"{section.rstrip('.')} is {saved!r}")
     changes: dict[str, Any] = {}
     kinds = get_type_hints(type(default))
+    for name in saved:
+        if name not in kinds and f"{section}{name}" != "resolved":
+            raise ValueError(f"there is no setting {section}{name}{nearest(name, kinds)}")
     for entry in fields(default):
         value: Any = saved.get(entry.name)
         now = getattr(default, entry.name)
         if entry.name not in saved or entry.name in ("output", "resume", "resident", "evaluate", "max_steps"):
             continue
         if is_dataclass(now):
-            value = _restored(now, value)
+            value = _restored(now, value, f"{section}{entry.name}.")
         elif not _fits(value, kinds[entry.name]):
-            raise ValueError(f"{entry.name} is {value!r}")
+            raise ValueError(f"{section}{entry.name} is {value!r}")
         elif entry.name == "path" and value is not None:
             value = Path(value)
         changes[entry.name] = tuple(value) if isinstance(value, list) else value
@@ -170,14 +173,6 @@ def _fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _look_for(argv: Sequence[str] | None, *options: str) -> str | None:
-    """The value of one option, which decides on the defaults of the others."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument(*options, dest="value")
-    value: str | None = first.parse_known_args(argv)[0].value
-    return value
 
 
 def _trained(config: Config) -> dict[str, Any] | None:
@@ -235,13 +230,22 @@ def _parse(argv: Sequence[str] | None, default: Kind, hint: str = "") -> Kind:
     return tyro.cli(
         type(default),
         args=argv,
-        prog="imagenet.py" if isinstance(default, ImageNetConfig) else "small_images.py",
+        prog=program(type(default)),
         description=f"{text} {hint}".rstrip(),
         default=default,
         registry=_REGISTRY,
         # Under torchrun every process reads the same command line: one message is enough.
         console_outputs=os.environ.get("RANK", "0") == "0",
     )
+
+
+def checked(config: Kind, argv: Sequence[str] | None) -> Kind:
+    """``config``, or the end of the process with a line that names what `check` refuses as ``argv`` does."""
+    try:
+        check(config)
+    except ValueError as error:
+        fail(as_typed(str(error), config, argv))
+    return config
 
 
 def check(config: Config) -> None:
@@ -284,7 +288,7 @@ def check(config: Config) -> None:
             config.data.auto_augment,
             f"left out without auto in --data.augment, which is {config.data.augment}",
         )
-    _require(math.isfinite(optim.lr) and optim.lr > 0, "optim.lr", optim.lr, "positive")
+    _require(0 < optim.lr < math.inf, "optim.lr", optim.lr, "positive and finite")
     _require(0 <= optim.momentum < 1, "optim.momentum", optim.momentum, "in [0, 1)")
     _require(all(0 <= beta < 1 for beta in optim.betas), "optim.betas", optim.betas, "in [0, 1)")
     clip = optim.clip_norm
@@ -312,12 +316,18 @@ def check(config: Config) -> None:
     _require(model.ema is None or 0 < model.ema < 1, "model.ema", model.ema, "in (0, 1)")
     _require(run.validate_every >= 0, "run.validate-every", run.validate_every, "at least 0")
     _require(0 <= run.seed < 2**63, "run.seed", run.seed, "in [0, 2^63)")
-    _require(not (run.evaluate and model.weights is None), "model.weights", None, "given with --run.evaluate")
+    file = Path("DIR" if run.output is None else run.output) / "model.pt"
+    if run.resume and run.evaluate:
+        raise ValueError(
+            f"--run.resume goes on with a training, --run.evaluate does none: give the weights of the run instead, "
+            f"--run.evaluate --model.weights {file}"
+        )
+    wanted = f"given with --run.evaluate, for example {file}"
+    _require(not (run.evaluate and model.weights is None), "model.weights", None, wanted)
     # An empty path is the current folder for Python; that one is not a run's, be it meant or an unset variable.
     _require(run.output != Path(), "run.output", run.output, "a folder of its own")
     _require(not (run.resume and run.output is None), "run.output", None, "the folder to go on in, with --resume")
     _require(not (run.resume and run.resident), "run.resident", True, "off with --resume")
-    _require(not (run.resume and run.evaluate), "run.evaluate", True, "off with --resume")
 
 
 def with_data(config: ImageNetConfig, path: Path) -> ImageNetConfig:

@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class Log:
             process: This process.
             step: Steps done: 0, or those of the checkpoint that the run goes on from.
         """
-        self._file = None
+        self._file, self._output = None, output
         if not process.main:
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -147,8 +148,9 @@ class Log:
         if self._file is None:
             return
         line = {"kind": kind, "step": step, "epoch": epoch, **values}
-        self._file.write(json.dumps(line) + "\n")
-        self._draw(line)
+        with self._named():
+            self._file.write(json.dumps(line) + "\n")
+            self._draw(line)
 
     def _draw(self, line: Mapping[str, Any]) -> None:
         for name, value in line.items():
@@ -158,8 +160,17 @@ class Log:
     def close(self) -> None:
         """Flush and close both."""
         if self._file is not None:
-            self._file.close()
-            self._board.close()
+            with self._named():
+                self._file.close()
+                self._board.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name what can't be written, which neither a file nor TensorBoard's thread does."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(f"{self._output}: the logs can't be written: {error.strerror or error}") from error
 
 
 def counted(number: int, one: str, more: str | None = None) -> str:

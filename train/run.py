@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,14 +20,14 @@ from fastmoll.output import bar, lock, say, write_json
 from fastmoll.pipelines.small import NAMES
 from fastmoll.robustness.checkpoints import find_training
 from fastmoll.train import checkpoint
-from fastmoll.train.config import check, with_output
+from fastmoll.train.config import with_output
 from fastmoll.train.engine import Learner, evaluate, peak_rate
-from fastmoll.train.folder import finished, look_for_run
+from fastmoll.train.folder import check_writable, finished, look_for_run
 from fastmoll.train.logs import Log, Meter, counted, results_in_words, table
 from fastmoll.train.network import make_model
-from fastmoll.train.options import as_typed
+from fastmoll.train.options import as_typed, idle
 from fastmoll.train.resident import ResidentLoader
-from fastmoll.train.settings import Config, Kind, MollifyConfig
+from fastmoll.train.settings import Config, Kind
 from fastmoll.train.signals import Signals, stop_asked
 from fastmoll.weights import FORMAT
 
@@ -43,6 +42,8 @@ def start(config: Kind, run: Callable[[Kind, Process], None], argv: Sequence[str
     """
 
     def work(process: Process) -> None:
+        if nothing := idle(config, argv):
+            say(process, nothing)
         try:
             run(config, process)
         except Stop as stop:
@@ -52,7 +53,7 @@ def start(config: Kind, run: Callable[[Kind, Process], None], argv: Sequence[str
 
 
 def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
-    """Check the settings, fill in the output folder, and look whether there is a run to go on with.
+    """Fill in the output folder, and look whether there is a run to go on with.
 
     Returns:
         The settings, and whether there is one; None where it is finished, which has been said.
@@ -60,7 +61,6 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
     now = process.gather(time.strftime("%Y%m%d-%H%M%S"))[0]
     resuming, done = False, None
     with process.agree():
-        check(config)
         backend = config.mollify.backend
         if config.mollify.enabled and backend in ("triton", "cupy") and process.device.type != "cuda":
             raise ValueError(f"--mollify.backend must be auto or torch on a {process.device.type}, got {backend}")
@@ -69,6 +69,8 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
         if config.run.resume:
             done = finished(output_folder(config), config, process.world_size)
         if not config.run.evaluate and done is None:
+            if process.main:  # which alone writes
+                check_writable(output_folder(config))
             resuming = look_for_run(output_folder(config), config.run.resume)
     resuming, done = process.gather((resuming, done))[0]  # a network file system may show it to the others later
     if done is not None:
@@ -77,17 +79,8 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
     if config.run.resume and not resuming:
         known = " with the settings in its config.json" if (output_folder(config) / "config.json").exists() else ""
         say(process, f"nothing to resume in {config.run.output}: starting{known}")
-    if idle := idle_options(config.mollify):
-        say(process, f"without --mollify, {', '.join(idle)} {'does' if len(idle) == 1 else 'do'} nothing")
     torch.backends.cudnn.benchmark = True  # all training batches have the same shape
     return config, resuming
-
-
-def idle_options(mollify: MollifyConfig) -> list[str]:
-    """Options of the mollification that were changed though it is off."""
-    default, names = MollifyConfig(), (field.name for field in fields(MollifyConfig))
-    changed = [name for name in names if getattr(mollify, name) != getattr(default, name)]
-    return [] if mollify.enabled else [f"--mollify.{name.replace('_', '-')}" for name in changed if name != "enabled"]
 
 
 def fit(
@@ -144,9 +137,7 @@ def make_mollify(config: Config, classes: list[str]) -> fastmoll.Mollify | None:
     """
     if len(classes) < 2:
         raise ValueError(f"all images are of one class, {classes[0]!r}: there is nothing to tell apart")
-    if not config.mollify.enabled:
-        return None
-    return fastmoll.Mollify(
+    mollify = fastmoll.Mollify(  # also where it is off: its settings are kept with the run
         len(classes),
         roles=config.mollify.roles,
         beta=config.mollify.beta,
@@ -160,6 +151,7 @@ def make_mollify(config: Config, classes: list[str]) -> fastmoll.Mollify | None:
         seed=config.run.seed,
         targets="short",
     )
+    return mollify if config.mollify.enabled else None
 
 
 def resume(config: Config, process: Process, learner: Learner, training: Loader) -> None:
@@ -206,7 +198,8 @@ def train(
     per_epoch = learner.steps_per_epoch
     with process.agree():
         if process.main:
-            (output / "result.json").unlink(missing_ok=True)  # that of a run which --run.max-steps had stopped
+            for name in ("result.json", "model.pt"):  # those of a run which --run.max-steps had stopped
+                (output / name).unlink(missing_ok=True)
             write_json(output / "config.json", describe(config, process, learner))
         log = Log(output, process, learner.step)
     batches = ResidentLoader(training) if config.run.resident else training
@@ -276,7 +269,10 @@ def train_epoch(
                 )
                 with process.agree():
                     if not math.isfinite(values["loss"]):
-                        raise FloatingPointError(f"the loss is {values['loss']} at step {learner.step}")
+                        raise FloatingPointError(
+                            f"the loss is {values['loss']} at step {learner.step}, with a learning rate of {lr:g}: a "
+                            "smaller --optim.lr may help, or --optim.clip-norm"
+                        )
                     log.write("train", learner.step, epoch + 1, values)
             if saving and not config.run.resident:
                 save_checkpoint(config, process, learner, batches)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fastmoll.distributed import Process
+from fastmoll.distributed import ONE_NOTICE, Process
 
 
 class Signals:
@@ -55,20 +56,24 @@ class Signals:
 
 @contextmanager
 def stop_asked(process: Process) -> Iterator[Signals]:
-    """Let the first SIGINT or SIGTERM (a cluster's notice) wait until the block looks for it; another one ends it.
+    """Let the first SIGINT or SIGTERM (a cluster's notice) wait until the block looks for it; a later one ends it.
 
     Yields:
         Where the block looks.
 
     Raises:
-        KeyboardInterrupt: a second signal came.
+        KeyboardInterrupt: a second signal came, more than a moment later.
     """
     signals = Signals(process)
+    first = 0.0
 
     def note(number: int, frame: FrameType | None) -> None:
+        nonlocal first
         if signals.own:
-            raise KeyboardInterrupt
-        signals.own = number
+            if time.monotonic() - first > ONE_NOTICE:
+                raise KeyboardInterrupt
+            return
+        signals.own, first = number, time.monotonic()
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write("stopping soon; once more to stop at once\n")
 

@@ -17,16 +17,18 @@ from collections.abc import Sequence
 # Before torch loads OpenMP, whose idle threads else spin and take the CPUs from other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from fastmoll.train.config import parse_small
+from fastmoll.interrupt import importing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run with these arguments (default: the command line's); returns the exit code that `start` says."""
-    config = parse_small(argv)
-    # Loaded here: neither --help nor a wrong option should wait for torch.
-    from fastmoll.train.run import start
-    from fastmoll.train.run_small import run
+    with importing():
+        from fastmoll.train.config import checked, parse_small
 
+        config = checked(parse_small(argv), argv)
+        # Loaded here: neither --help nor a wrong option should wait for torch.
+        from fastmoll.train.run import start
+        from fastmoll.train.run_small import run
     return start(config, run, argv)
 
 

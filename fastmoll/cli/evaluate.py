@@ -8,12 +8,17 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from fastmoll.cli.options import name_option
 
 if TYPE_CHECKING:
     from fastmoll.distributed import Process
     from fastmoll.robustness.results import Results
+
+_TABLES: Final = (".md", ".csv")
 
 
 def add(commands: Any) -> None:
@@ -31,14 +36,15 @@ def add(commands: Any) -> None:
         allow_abbrev=False,
     )
     evaluate.add_argument(
-        "checkpoint",
-        nargs="?",
+        "checkpoints",
+        nargs="*",
         default=argparse.SUPPRESS,
         metavar="CHECKPOINT",
-        help="checkpoint.pt, model.pt or folder of a run of ours, the folder of a sweep, whose finished runs are "
-        "evaluated one after the other, a file with a state dict (and --net), "
-        "torchvision:NAME[:WEIGHTS], for example torchvision:resnet50:IMAGENET1K_V2, timm:NAME, or python:FUNCTION of "
-        "your own, which returns a network with its weights: python:package.module:name or python:path/file.py:name",
+        help="checkpoint.pt, model.pt or folder of a run of ours, the folder of a sweep, for its finished runs, a file "
+        "with a state dict (and --net), torchvision:NAME[:WEIGHTS], for example torchvision:resnet50:IMAGENET1K_V2, "
+        "timm:NAME, or python:FUNCTION of your own, which returns a network with its weights: "
+        "python:package.module:name or python:path/file.py:name. Several are evaluated one after the other, with a "
+        "table of all at the end",
     )
     evaluate.add_argument(
         "--data",
@@ -128,11 +134,12 @@ def add(commands: Any) -> None:
     )
     evaluate.add_argument(
         "--rescore",
+        nargs="+",
         type=Path,
         default=argparse.SUPPRESS,
         metavar="OUT",
-        help="compute all figures in OUT, or in the one evaluation in the folder of a run, again, from its "
-        "predictions, without the network and the images",
+        help="compute all figures in OUT, or in the evaluations with predictions in the folder of a run or a sweep, "
+        "again, from these, without the network and the images",
     )
 
 
@@ -147,97 +154,174 @@ def run(args: argparse.Namespace) -> int:
     """
     rescoring = hasattr(args, "rescore")
     if rescoring and (given := _given(args) - {"rescore"}):
-        names = sorted("CHECKPOINT" if name == "checkpoint" else f"--{name.replace('_', '-')}" for name in given)
+        names = sorted("CHECKPOINT" if name == "checkpoints" else f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(
             f"--rescore needs nothing but its folder, got {', '.join(names)}: fastmoll evaluate --rescore "
-            f"{shlex.quote(str(args.rescore))}"
+            f"{' '.join(shlex.quote(str(folder)) for folder in args.rescore)}"
         )
-    if not rescoring and not hasattr(args, "checkpoint"):
+    if not rescoring and not hasattr(args, "checkpoints"):
         raise ValueError("CHECKPOINT must be given (see fastmoll evaluate --help)")
     # Loaded here: --help should not wait for torch.
-    from fastmoll.cli.evaluation import evaluate, rescore
-    from fastmoll.distributed import together
+    from fastmoll.distributed import Stop, together
 
-    if rescoring:
-        out = _evaluation(args.rescore)
-        return together("cpu", lambda process: rescore(process, out))
-    if _runs(Path(args.checkpoint)):
-        return together(args.device, lambda process: _evaluate_runs(process, args))
-    return together(args.device, lambda process: evaluate(process, args))
+    def work(process: Process) -> None:
+        try:
+            _rescore(process, args.rescore) if rescoring else _evaluate(process, args)
+        except Stop as stop:
+            raise Stop(stop.message and _name_option(stop.message), stop.code) from stop
+
+    return together("cpu" if rescoring else args.device, work)
 
 
-def _evaluation(folder: Path) -> Path:
-    """The folder of an evaluation, or of the one that is in the folder of a run."""
-    found = [path.parent for path in sorted(folder.glob("*/settings.json"))]
-    if (folder / "settings.json").exists() or not found:
-        return folder
-    if len(found) > 1:
-        raise ValueError(f"--rescore: {folder} has several evaluations: {', '.join(map(str, found))}")
-    return found[0]
+def _rescore(process: Process, folders: Sequence[Path]) -> None:
+    """Score the evaluations in these folders again."""
+    from fastmoll.cli.evaluation import rescore
+
+    with process.agree():
+        found = {out.resolve(): str(out) for folder in folders for out in _evaluations(folder)} if process.main else {}
+    outs = [*process.gather(found)[0].values()]
+    if len(outs) == 1:
+        rescore(process, Path(outs[0]))
+    else:
+        _one_by_one(process, {out: out for out in outs}, lambda out: rescore(process, Path(out)))
+
+
+def _evaluations(folder: Path) -> list[Path]:
+    """The folder of an evaluation, or those in the folder of a run or of many, without those without predictions."""
+    from fastmoll.output import in_runs
+
+    if (folder / "settings.json").exists():
+        return [folder]
+    settings = sorted(folder.glob("*/settings.json")) or in_runs(folder, "robustness-*/settings.json")
+    found = [path.parent for path in settings]
+    return [out for out in found if any((out / "predictions").glob("*.parquet"))] or found or [folder]
+
+
+def _evaluate(process: Process, args: argparse.Namespace) -> None:
+    """Evaluate a network, or several ones."""
+    from fastmoll.cli.evaluation import check_arguments, evaluate
+
+    def one(checkpoint: str) -> Results:
+        return evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": checkpoint}))
+
+    first, *more = args.checkpoints
+    if not more and not _runs(Path(first)):
+        one(first)
+        return
+    with process.agree():
+        for name in ("net", "out"):
+            if hasattr(args, name):
+                what = f"{1 + len(more)} are given" if more else f"{first} is a folder of runs"
+                raise ValueError(f"--{name} is for one network, but {what}")
+        check_arguments(args)
+        networks = _networks(process, args.checkpoints) if process.main else {}
+    _one_by_one(process, process.gather(networks)[0], one)
+
+
+def _networks(process: Process, checkpoints: Sequence[str]) -> dict[str, str]:
+    """What to evaluate, by what to call it: the finished ones of runs. Says what is left out.
+
+    Raises:
+        ValueError: there is nothing to evaluate, or one names nothing.
+        ImportError: timm's without timm.
+    """
+    from fastmoll.output import run_weights, say
+    from fastmoll.robustness.checkpoints import find_checkpoint
+
+    found: dict[str, str] = {}
+    for name in checkpoints:
+        runs = {str(run.relative_to(name)) if len(checkpoints) == 1 else str(run): run for run in _runs(Path(name))}
+        found |= {label: str(run) for label, run in runs.items()} or {name: name}
+        if not (runs or Path(name).is_file() or (Path(name) / "config.json").is_file()):
+            find_checkpoint(name)  # refuses one that names nothing before the others are evaluated
+    # Of several names of a run, the first.
+    once = {Path(x).resolve() if Path(x).exists() else x: label for label, x in reversed(found.items())}.values()
+    found = {label: x for label, x in found.items() if label in once}
+    left_out: dict[str, list[str]] = {}
+    for label, name in found.items():
+        path = Path(name)
+        if path.suffix in _TABLES and path.is_file():  # a shell's runs/* has those of a sweep in it
+            left_out.setdefault("are no networks", []).append(label)
+        elif (path / "config.json").is_file() and run_weights(path) is None:
+            done = (path / "result.json").exists()
+            reason = "are finished, but have no weights any more," if done else "are not finished"
+            left_out.setdefault(f"runs {reason}", []).append(label)
+    without = {label for names in left_out.values() for label in names}
+    kept = {label: name for label, name in found.items() if label not in without}
+    if not kept:
+        what = f"no run in {checkpoints[0]} is finished" if len(checkpoints) == 1 else "none of these is a finished run"
+        raise ValueError(f"CHECKPOINT: {what}: {', '.join(found)}")
+    for reason, names in left_out.items():
+        say(process, f"{len(names)} of {len(found)} {reason} and left out: {', '.join(names)}")
+    return kept
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The runs in a folder that is none itself, each once, in natural order."""
+    """The runs in a folder that is none itself, be it of one sweep or of several, each once, in natural order."""
+    from fastmoll.output import in_runs
+
     if (folder / "model.pt").exists():
         return []
-    found = {path.parent for name in ("config.json", "model.pt") for path in folder.glob(f"*/{name}")}
+    names = {path.parent.relative_to(folder) for path in in_runs(folder, "config.json", "model.pt")}
     # Links come first, so that of several names of a run its own is kept.
-    runs = {run.resolve(): run for run in sorted(found, key=lambda run: (not run.is_symlink(), run.name))}.values()
-    parts = {run: re.split(r"(\d+)", run.name) for run in runs}
+    links = {name: (folder / name).resolve() != folder.resolve() / name for name in names}
+    runs = {(folder / x).resolve(): folder / x for x in sorted(names, key=lambda x: (not links[x], x))}.values()
+    parts = {run: re.split(r"(\d+)", str(run.relative_to(folder))) for run in runs}
     return sorted(runs, key=lambda run: [int(part) if part.isdecimal() else part for part in parts[run]])
 
 
-def _evaluate_runs(process: Process, args: argparse.Namespace) -> None:
-    """Evaluate all finished runs in a folder, then put them in one table; an error of one keeps no other from it.
+def _one_by_one(process: Process, places: Mapping[str, str], work: Callable[[str], Results | None]) -> None:
+    """Do ``work`` at each place, then put all in one table; an error of one keeps no other from it.
+
+    Args:
+        process: This process.
+        places: What there is to do, by what to call it.
+        work: What each process does.
 
     Raises:
-        Stop: on all processes, for arguments that are of one network, no finished run, or, at the end, such an error.
+        Stop: on all processes, at the end, for such an error.
     """
-    from fastmoll.cli.evaluation import check_arguments, evaluate
     from fastmoll.distributed import Stop
     from fastmoll.output import say
     from fastmoll.robustness.summary import summary
 
-    with process.agree():
-        folder = Path(args.checkpoint)
-        runs = _runs(folder) if process.main else []
-        finished = [run for run in runs if (run / "model.pt").is_file()]
-        for name in ("net", "out"):
-            if hasattr(args, name):
-                raise ValueError(f"--{name} is for one network, but {folder} is a folder of runs")
-        check_arguments(args)
-        if process.main and not finished:
-            raise ValueError(f"CHECKPOINT: no run in {folder} is finished: {', '.join(run.name for run in runs)}")
-        if len(finished) < len(runs):
-            names = ", ".join(run.name for run in runs if run not in finished)
-            say(process, f"{len(runs) - len(finished)} of {len(runs)} runs are not finished and left out: {names}")
     codes: list[int] = []
     failed: dict[str, list[str]] = {}
-    every = process.gather(finished)[0]
-    results: dict[str, Results | None] = dict.fromkeys(run.name for run in every)
-    for run in every:
+    results: dict[str, Results | None] = dict.fromkeys(places)
+    for name, place in places.items():
         try:
-            results[run.name] = evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": str(run)}))
+            results[name] = work(place)
         except Stop as stop:
             codes.append(stop.code)
             if stop.message is not None:
-                if stop.message not in failed:  # what is wrong with all runs, as data that are not there, is said once
-                    sys.stderr.write(f"error: {run}: {stop.message}\n")
-                failed.setdefault(stop.message, []).append(run.name)
+                message = _name_option(stop.message)
+                if message not in failed:  # what is wrong with all runs, as data that are not there, is said once
+                    sys.stderr.write(f"error: {place}: {message}\n")
+                failed.setdefault(message, []).append(name)
     for first, *others in failed.values():
         if others:
             sys.stderr.write(f"error: the same as for {first}: {', '.join(others)}\n")
     with process.agree():
-        if process.main and len(every) > 1 and any(results.values()):
+        if process.main and len(places) > 1 and any(results.values()):
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
             say(process, "\n" + summary(results, width))
     if codes:
-        raise Stop(None, 2 if codes == [2] * len(every) else 1)
+        raise Stop(None, 2 if codes == [2] * len(places) else 1)
+
+
+def _name_option(message: str) -> str:
+    return name_option(message, _parser())
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The parser of this command alone."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    add(commands)
+    parser: argparse.ArgumentParser = commands.choices["evaluate"]
+    return parser
 
 
 def _given(args: argparse.Namespace) -> set[str]:
     """The arguments that have another value than without the user's words."""
-    parser = argparse.ArgumentParser()
-    add(parser.add_subparsers())
-    without = vars(parser.parse_args(["evaluate"]))
+    without = vars(_parser().parse_args([]))
     return {name for name, value in vars(args).items() if name not in without or without[name] != value}

@@ -129,16 +129,20 @@ def evaluate(process: Process, args: argparse.Namespace) -> Results:
     return results
 
 
-def rescore(process: Process, out: Path) -> None:
+def rescore(process: Process, out: Path) -> Results | None:
     """Compute all figures again from the predictions in the folder of an evaluation.
 
     Args:
         process: This process; rank 0 does it.
         out: The folder.
 
+    Returns:
+        Where the results are, on rank 0.
+
     Raises:
         Stop: on all processes, for an error on one of them: it holds none, or they are of something else.
     """
+    results = None
     with process.agree():
         if process.main:
             results = Results.open(out)
@@ -146,6 +150,7 @@ def rescore(process: Process, out: Path) -> None:
             with lock(out, "--rescore"):
                 measure.rescore(process, results)
                 _show(process, results, results.finish() is not None)
+    return results
 
 
 def _show(process: Process, results: Results, finished: bool) -> None:
@@ -189,7 +194,9 @@ def _place(args: argparse.Namespace) -> str | None:
     wanted = getattr(args, "corrupted", "generated")
     kind, _, place = wanted.partition(":")
     if not (wanted == "generated" or (kind == "official" and place)):
-        raise ValueError(f"--corrupted must be generated or official:PATH, got {wanted!r}")
+        folder = place or wanted
+        hint = f"; did you mean official:{folder}?" if Path(folder).is_dir() else ""
+        raise ValueError(f"--corrupted must be generated or official:PATH, got {wanted!r}{hint}")
     return place or None
 
 

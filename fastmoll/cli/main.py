@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +20,8 @@ from typing import Any, Final, NoReturn
 
 import fastmoll
 from fastmoll.cli import corrupt, evaluate, report
+from fastmoll.cli.options import name_option
+from fastmoll.interrupt import importing
 
 _OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": corrupt, "evaluate": evaluate, "report": report}
 
@@ -31,12 +35,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
     def check_options(self, words: Iterable[str]) -> None:
-        """Refuse an option that there is not, before argparse complains of what is missing without it."""
+        """Refuse empty words and unknown options, before argparse complains of what is missing without these."""
         known = self._option_string_actions
         for word in words:
-            name = word.partition("=")[0]
+            name, equals, value = word.partition("=")
             if name == "--":
                 return
+            if not word or (name in known and equals and not value):
+                # An empty path would be the current folder.
+                self.error(f"{name or 'an argument'} is empty: is a variable of the shell not set?")
             if name.startswith("--") and name not in known:
                 self.error(f"there is no option {name}{_hint(name, known)}")
 
@@ -123,7 +130,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
         "own, in which it is resumed; then write table.md and table.csv: mean and standard deviation over seeds, next "
         "to the paper's numbers. Sweeps that share a folder share the work.",
         epilog="A job array: --task $SLURM_ARRAY_TASK_ID/8 with --array=1-8. Exit status: 0 no run failed, 1 some did, "
-        "2 bad input, before anything is trained, 130 interrupted.",
+        "or a result is damaged, 2 bad input, before anything is trained, 130 interrupted, 143 ended by SIGTERM.",
         allow_abbrev=False,
     )
     sweep.add_argument(
@@ -167,14 +174,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after the program's name, by default the process's own.
 
     Returns:
-        Exit status: 0 success, 1 ``check`` listed files or a run of ``sweep`` failed, 2 bad input, 130 interrupted, 141
-        whoever read the output (``| head``) closed it.
+        Exit status: 0 success, 1 ``check`` listed files or a run of ``sweep`` failed, 2 bad input, 130 interrupted, 143
+        a ``sweep`` got a SIGTERM, 141 whoever read the output (``| head``) closed it.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What a terminal's encoding lacks (σ, ×) must not end a check; a pipe's reader should see lines as they come.
         sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
-        return _run(arguments)
+        status = _run(arguments)
+        if status == 128 + signal.SIGINT and arguments is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the interpreter as it ends
+        return status
     except BrokenPipeError:
         # The interpreter flushes once more as it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -187,17 +197,23 @@ def _run(arguments: Sequence[str] | None) -> int:
     place = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
     try:
         parser.check_options(words[:place])
-        if place < len(words) and words[place] in commands:
-            commands[words[place]].check_options(words[place + 1 :])
-        args, unknown = parser.parse_known_args(words)
+        command = next(iter(words[place:]), "")
+        if command not in commands or place:
+            parser.parse_args(words)  # --help, --version or an error
+        commands[command].check_options(words[place + 1 :])
+        chosen = commands[command]
+        # RUN --out DIR RUN, too; but that way, argparse takes no words that begin with a dash after --.
+        parse = chosen.parse_known_args if "--" in words else chosen.parse_known_intermixed_args
+        args, unknown = parse(words[place + 1 :])
     except SystemExit as stop:  # argparse ends the process for --help, --version and bad usage
         return stop.code if isinstance(stop.code, int) else 0
     options = vars(args)
-    command = options.pop("command")
     if unknown:  # argparse would name the help of all commands, which has no options of this one
         sys.stderr.write(f"error: unrecognized arguments: {' '.join(unknown)} (see fastmoll {command} --help)\n")
         return 2
     try:
+        with importing():  # not check's parent, which has no use for torch
+            importlib.import_module("numpy" if command == "check" else "torch")
         if command in _OF_THEIR_OWN:
             status: int = _OF_THEIR_OWN[command].run(args)
             return status
@@ -219,7 +235,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (ValueError, OSError, ImportError) as error:
         from fastmoll.pipelines.errors import in_words
 
-        sys.stderr.write(f"error: {' '.join(in_words(error).split())}\n")
+        message = " ".join(in_words(error).split())
+        if isinstance(error, ValueError):  # others begin with the name of a file
+            message = name_option(message, commands[command])
+        sys.stderr.write(f"error: {message}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

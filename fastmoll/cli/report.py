@@ -51,7 +51,9 @@ def add(commands: Any) -> None:
         help="folder of images, or a small data set, for the figures that need pictures: information against blur, "
         "the corruptions and their spectra (default: these are left out)",
     )
-    report.add_argument("-v", "--verbose", action="store_true", help="name everything that is left out")
+    report.add_argument(
+        "-v", "--verbose", action="store_true", help="name everything that is left out, each on a line of its own"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,9 +94,10 @@ def run(args: argparse.Namespace) -> int:
     unevaluated += [run for path in runs for run in find_unevaluated(path)]
     left_out = [("no evaluation", str(path)) for path in unevaluated]
     left_out += [("not all 75 cells are evaluated", str(folder)) for folder in unfinished]
+    left_out += [(error.reason, str(error.path)) for error in written.unread]
     left_out += [(table.note, table.title) for table in written.tables if not table.rows]
     left_out += [(figure.caption, figure.title) for figure in written.figures if figure.png is None]
-    lines = _grouped(left_out, _SHOWN if not args.verbose else len(left_out))
+    lines = _grouped(left_out, verbose=args.verbose)
     lines.append(
         f"{len(tables)} tables and {len(figures)} figures in {written.page.parent}; the page is {written.page}"
     )
@@ -102,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _grouped(left_out: Iterable[tuple[str, str]], shown: int) -> list[str]:
-    """A line for each reason, which names the first ``shown`` things that are left out for it."""
+def _grouped(left_out: Iterable[tuple[str, str]], *, verbose: bool) -> list[str]:
+    """A line for each reason, which names the first things that are left out for it; or all, in lines of their own."""
     reasons: dict[str, list[str]] = {}
     for reason, name in left_out:
         names = reasons.setdefault(reason[:1].lower() + reason[1:].removesuffix("."), [])
@@ -111,6 +114,10 @@ def _grouped(left_out: Iterable[tuple[str, str]], shown: int) -> list[str]:
             names.append(name)
     lines = []
     for reason, names in reasons.items():
-        more = [f"{len(names) - shown} more (-v names them)"] if len(names) > shown else []
-        lines.append(f"left out ({len(names)}): {reason}: {', '.join([*names[:shown], *more])}")
+        head = f"left out ({len(names)}): {reason}:"
+        if verbose and len(names) > 1:
+            lines += [head, *(f"  {name}" for name in names)]
+            continue
+        more = [f"{len(names) - _SHOWN} more (-v names them)"] if len(names) > _SHOWN else []
+        lines.append(f"{head} {', '.join([*names[:_SHOWN], *more])}")
     return lines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastmoll.report import figures_method as method
 from fastmoll.report import figures_runs as of_runs
 from fastmoll.report.figures_ablations import ablations
-from fastmoll.report.labels import explain_images, shared_settings
+from fastmoll.report.labels import explain, shared_settings
 from fastmoll.report.runs import Group, image_set
 from fastmoll.report.style import COLOURS, Figure, NothingToShowError, check_matplotlib, slug, style, write
 
@@ -65,7 +65,7 @@ def all_figures(groups: Sequence[Group], out: Path, *, images: str | Path | None
                 lines = of_runs.make_lines(part[:_MOST], groups)
                 more = f" {len(part) - _MOST} more runs are left out." if len(part) > _MOST else ""
                 shared = shared_settings(part[:_MOST])
-                more += "".join(f" {text}" for text in (explain_images(part[:_MOST]), shared) if text)
+                more += "".join(f" {text}" for text in (explain(part[:_MOST]), shared) if text)
                 file = slug(name, where, source, *([net] if net else []))
                 while any(figure.name == file for figure in found):  # two names may differ in signs alone
                     file += "_2"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastmoll.paper import paper_mollification
-from fastmoll.report.runs import Group, RunResult, image_set
+from fastmoll.report.runs import BINARY, Group, RunResult, image_set, is_binary
 
 _FROST: Final = {
     "made": "Frost: made means that the frost is of textures that fastmoll makes, not of the published photographs.",
@@ -75,12 +75,13 @@ def augmentation(run: RunResult) -> str | None:
     return "no augmentation" if run.augment == "none" else run.augment
 
 
-def explain_images(groups: Sequence[Group]) -> str:
-    """Sentences on what the names of the corrupted images mean; empty where they need none, as official ones alone."""
+def explain(groups: Sequence[Group]) -> str:
+    """Sentences on what the names of the corrupted images mean and what figures are of; empty where none is needed."""
     runs = [group.run for group in groups]
     texts = [text for name, text in _FROST.items() if name in {run.frost for run in runs}]
     if len({run.set_name is None for run in runs if run.source == "generated"}) > 1:
         texts.append("Generated images without the name of a set were made on the way.")
+    texts += [BINARY] * any(is_binary(run.settings) for run in runs)
     return " ".join(texts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
-from fastmoll.output import LARGEST_LOSS
+from fastmoll.output import LARGEST_LOSS, in_runs
 from fastmoll.report.runs import CLEAN, MEANS, Cell, RunResult
 
 _FILE: Final = "robustness.json"
@@ -19,12 +20,25 @@ _EXACT: Final = 2**53  # up to here whole numbers are numbers of float64, too
 _SIDE: Final = 16_384
 
 
+class BadEvaluation(ValueError):
+    """A file that is not what an evaluation writes.
+
+    Attributes:
+        path: The file.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
 def find_runs(path: str | Path) -> list[Path]:
     """The evaluations that a path names.
 
     Args:
         path: A ``robustness.json``, the folder it is in, the run's folder with ``robustness-*`` in it, or a folder of
-            such run folders (a sweep's).
+            such run folders (a sweep's), which may lie one further down.
 
     Returns:
         Their ``robustness.json``, at least one, in alphabetical order.
@@ -36,26 +50,30 @@ def find_runs(path: str | Path) -> list[Path]:
     if place.is_file():
         return [place]
     if not place.is_dir():
-        raise ValueError(f"{place}: no such file or folder")
-    for pattern in (_FILE, f"robustness-*/{_FILE}", f"*/robustness-*/{_FILE}"):
-        found = sorted(place.glob(pattern))
-        if found:
-            return found
-    begun = next((x for x in ("cells", "robustness-*/cells", "*/robustness-*/cells") if any(place.glob(x))), None)
+        raise ValueError(f"there is no file or folder {place}")
+    if not os.access(place, os.R_OK | os.X_OK):
+        raise ValueError(f"{place}: no permission to look into this folder")
+    own = sorted(place.glob(_FILE)) or sorted(place.glob(f"robustness-*/{_FILE}"))
+    found = own or in_runs(place, f"robustness-*/{_FILE}")
+    if found:
+        return found
+    begun = find_unfinished(place)
     reason = "not all 75 cells are evaluated; evaluate again to add them" if begun else "evaluate a checkpoint first"
     raise ValueError(f"{place} has no {_FILE}: {reason}")
 
 
 def find_unfinished(path: str | Path) -> list[Path]:
     """The folders of evaluations under a path, as for `find_runs`, that lack some of their cells."""
-    found = [cells for stem in ("", "robustness-*/", "*/robustness-*/") for cells in Path(path).glob(f"{stem}cells")]
+    place = Path(path)
+    found = [*place.glob("cells"), *place.glob("robustness-*/cells"), *in_runs(place, "robustness-*/cells")]
     return sorted(cells.parent for cells in found if not (cells.parent / _FILE).exists())
 
 
 def find_unevaluated(path: str | Path) -> list[Path]:
     """The runs in a folder of many of which there is no evaluation, not even a part."""
-    runs = {run.parent for run in Path(path).glob("*/config.json")}
-    return sorted(run for run in runs if not any(run.glob("robustness-*")))
+    runs = {file.parent for file in in_runs(Path(path), "config.json")}
+    begun = ("robustness-*/cells", f"robustness-*/{_FILE}")
+    return sorted(run for run in runs if not any(any(run.glob(pattern)) for pattern in begun))
 
 
 def read_run(folder: str | Path) -> RunResult:
@@ -65,7 +83,8 @@ def read_run(folder: str | Path) -> RunResult:
         folder: A ``robustness.json``, the folder it is in, or the run's folder with one ``robustness-*`` in it.
 
     Raises:
-        ValueError: there is none or more than one, or it is not what an evaluation writes; with the file and the key.
+        ValueError: there is none or more than one; `BadEvaluation`: it is not what an evaluation writes, with the file
+            and the key.
     """
     path, *others = find_runs(folder)
     if others:
@@ -75,14 +94,17 @@ def read_run(folder: str | Path) -> RunResult:
     try:
         return _Reader(path).result(_load(path))
     except RecursionError as error:
-        raise ValueError(f"{path} cannot be read as JSON (too deeply nested)") from error
+        raise BadEvaluation(path, "it cannot be read as JSON (too deeply nested)") from error
 
 
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error})") from error
+    except OSError as error:
+        raise BadEvaluation(path, f"it cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        anew = "; evaluate again, which writes it anew from its cells"
+        raise BadEvaluation(path, f"it cannot be read as JSON ({error}){anew}") from error
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -169,24 +191,25 @@ class _Reader:
 
     def fail(self, key: str, wanted: str, got: object) -> NoReturn:
         text = json.dumps(got)
-        raise ValueError(f"{self.path}: {key} must be {wanted}, got {text if len(text) < 60 else text[:56] + ' ...'}")
+        raise BadEvaluation(self.path, f"{key} must be {wanted}, got {text if len(text) < 60 else text[:56] + ' ...'}")
 
     def take(self, content: Mapping[str, Any], key: str, kind: _Kind, place: str = "") -> Any:
         if key not in content:
-            raise ValueError(f"{self.path}: {place}{key} is missing")
+            raise BadEvaluation(self.path, f"{place}{key} is missing")
         if not kind.test(content[key]):
             self.fail(f"{place}{key}", kind.words, content[key])
         return content[key]
 
     def result(self, content: Any) -> RunResult:
         if not isinstance(content, dict):
-            raise ValueError(f"{self.path} must hold an object, got {type(content).__name__}")
+            raise BadEvaluation(self.path, f"it must hold an object, got {type(content).__name__}")
         self.take(content, "format", _Kind("1, the format that this version reads", lambda x: _is_whole(x, 1, 1)))
         count = self.take(content, "count", _COUNT)
         cells = self.take(content, "cells", _OBJECT)
         missing = [name for name in CORRUPTIONS if name not in cells]
         if missing:
-            raise ValueError(f"{self.path}: cells lacks {', '.join(missing)}; a report needs all {len(CORRUPTIONS)}")
+            lacking = f"cells lacks {', '.join(missing)}; a report needs all {len(CORRUPTIONS)}"
+            raise BadEvaluation(self.path, lacking)
         row = _Kind("a list of 5 cells, one a severity", lambda x: isinstance(x, list) and len(x) == len(SEVERITIES))
         means = self.take(content, "corrupted", _OBJECT)
         mce = self.take(content, "mce", _OBJECT | None)

@@ -16,6 +16,11 @@ METRICS: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100")
 MEANS: Final = ("error", "nll", "ece", "ece_batch100")
 """Those of which an evaluation has means over all corrupted cells."""
 CLEAN: Final = "clean"
+BINARY: Final = (
+    "optim.loss=binary trains a yes or no of each class; NLL and ECE are those of the softmax of its outputs all the "
+    "same."
+)
+"""What stands beside figures of such runs."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,11 @@ def group_seeds(runs: Iterable[RunResult]) -> list[Group]:
 def label_images(source: str, frost: str | None) -> str:
     """What stands beside every corrupted figure: ``"official"``, ``"generated (frost: made)"``, ..."""
     return source if frost is None else f"{source} (frost: {frost})"
+
+
+def is_binary(settings: Mapping[str, Any]) -> bool:
+    """Whether settings, by their dotted names, are those of a run that `BINARY` is about."""
+    return bool(settings.get("optim.loss") == "binary")
 
 
 def image_set(run: RunResult) -> str:

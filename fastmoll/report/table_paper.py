@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.paper import SIZES, PublishedCell, compare, departs, paper_mollification, published
-from fastmoll.report.labels import explain_images, shared_settings
+from fastmoll.report.labels import explain, shared_settings
 from fastmoll.report.pairs import difference, make_pairs
 from fastmoll.report.runs import CLEAN, Group, RunResult, Statistic, statistic
 from fastmoll.report.style import words
@@ -77,7 +77,7 @@ def paper_check(groups: Sequence[Group]) -> Table:
         "batches of 100, and so is the measured one here. clean+corrupted is the mean that table 2 prints, over clean "
         "images and the 15 corruptions."
     )
-    notes += [explain_images([group for group, _, _ in found]), shared_settings(groups)]
+    notes += [explain([group for group, _, _ in found]), shared_settings(groups)]
     return Table(title, " ".join(filter(None, notes)), (*columns, *heads), tuple(rows))
 
 

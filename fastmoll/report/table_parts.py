@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fastmoll.report.labels import differing_settings, explain_images, mollification, settings_text, shared_settings
+from fastmoll.report.labels import differing_settings, explain, mollification, settings_text, shared_settings
 from fastmoll.report.runs import Group, image_set
 from fastmoll.report.table import Table, Value
 
@@ -63,4 +63,4 @@ def on_seeds(text: str, groups: Sequence[Group]) -> str:
 
 def on_runs(text: str, groups: Sequence[Group]) -> str:
     """A note, and what must be known of these runs: their frost, and the settings that all share."""
-    return " ".join(filter(None, (text, explain_images(groups), shared_settings(groups))))
+    return " ".join(filter(None, (text, explain(groups), shared_settings(groups))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -14,8 +15,8 @@ from fastmoll.report.figures import all_figures
 from fastmoll.report.latex import latex
 from fastmoll.report.page import write_page
 from fastmoll.report.pairs import in_order
-from fastmoll.report.read import find_runs, read_run
-from fastmoll.report.runs import group_seeds
+from fastmoll.report.read import BadEvaluation, find_runs, read_run
+from fastmoll.report.runs import RunResult, group_seeds
 from fastmoll.report.style import Figure, check_matplotlib
 from fastmoll.report.table import Table
 from fastmoll.report.tables import all_tables
@@ -37,11 +38,13 @@ class Report:
         page: The HTML page.
         tables: Tables; one without rows was left out, and its note says why.
         figures: Figures; one without files was left out, and its caption says why.
+        unread: Evaluations that were left out as their file is damaged, each with what is wrong with it.
     """
 
     page: Path
     tables: list[Table]
     figures: list[Figure]
+    unread: list[BadEvaluation]
 
 
 def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | None = None) -> Report:
@@ -52,13 +55,14 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
 
     Args:
         runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report.read.find_runs` takes it.
-            One that is named twice is taken once; those that differ in their seed alone are averaged.
+            One that is named twice is taken once; those that differ in their seed alone are averaged. One whose file is
+            damaged is left out, unless nothing else is there.
         out: Folder to write into: a new or an empty one, or that of an earlier report.
         images: The user's images, for the figures that need pictures.
 
     Raises:
-        ValueError: a run cannot be read, two files are of one run, ``images`` cannot be read, or ``out`` holds
-            something else than a report, or another file where one of the report's would be.
+        ValueError: no run can be read, two files are of one run, ``images`` cannot be read, or ``out`` holds something
+            else than a report, or another file where one of the report's would be, or can't be written to.
         ImportError: Matplotlib is missing.
         OSError: ``out`` cannot be written.
     """
@@ -69,7 +73,10 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
     for run in runs:
         for path in find_runs(run):
             paths.setdefault(path.resolve(), path)
-    groups = in_order(group_seeds(map(read_run, paths.values())))
+    read, unread = _read(paths.values())
+    if not read:
+        raise unread[0]
+    groups = in_order(group_seeds(read))
     folder = Path(out)
     earlier = _listed(folder)
     # Elsewhere first: what fails until all is drawn leaves an earlier report as it was.
@@ -92,7 +99,19 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
         )
         for figure in figures
     ]
-    return Report(folder / PAGE, tables, figures)
+    return Report(folder / PAGE, tables, figures, unread)
+
+
+def _read(paths: Iterable[Path]) -> tuple[list[RunResult], list[BadEvaluation]]:
+    """The evaluations that can be read, and what is wrong with the others."""
+    read: list[RunResult] = []
+    unread: list[BadEvaluation] = []
+    for path in paths:
+        try:
+            read.append(read_run(path))
+        except BadEvaluation as error:
+            unread.append(error)
+    return read, unread
 
 
 def _install(made: Path, folder: Path, earlier: set[str]) -> None:
@@ -121,10 +140,13 @@ def _listed(folder: Path) -> set[str]:
     """The files of the report that a folder holds; none where it is new or empty.
 
     Raises:
-        ValueError: it holds something else, or is no folder.
+        ValueError: it holds something else, is no folder or in none, or can't be written to.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out: {folder} is not a folder")
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise ValueError(f"out: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"out: {there} can't be written to: no permission")
     others = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
     if not others:
         return set()

@@ -15,11 +15,12 @@ from torchvision import models
 
 from fastmoll.kernels.checks import installed
 from fastmoll.models import check_model_name, from_timm
+from fastmoll.output import run_weights
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.robustness.networks import call_function, describe_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
 from fastmoll.sweep.settings import AXES, DECISIVE, QUIET, QUIET_RUN, changes, flat, read_settings, words
-from fastmoll.weights import FORMAT, build_model, load_weights, read_file
+from fastmoll.weights import FORMAT, build_model, load_weights, nearest_published, read_file
 
 _OPTION: Final = "CHECKPOINT"
 # What to do about a network with more outputs than the data have classes.
@@ -200,8 +201,7 @@ def _torchvision(name: str, rest: str) -> Checkpoint:
     net, _, weights = rest.partition(":")
     known = models.list_models(module=models)
     if net not in known:
-        _check_name(net, _OPTION)  # with the names that are close
-        raise ValueError(f"{_OPTION}: torchvision has no {net!r}")
+        raise ValueError(f"{_OPTION}: torchvision has no {net!r}{nearest_published(net, 'torchvision')}")
     offers = {item.name: item for item in models.get_model_weights(net)}
     if weights and weights not in offers:
         raise ValueError(f"{_OPTION}: torchvision has no weights {weights!r} of {net}, only {', '.join(offers)}")
@@ -231,9 +231,7 @@ def _timm(name: str, net: str) -> Checkpoint:
         raise ImportError(f"{_OPTION}: {name} needs timm: pip install timm")
     timm = importlib.import_module("timm")
     if not timm.is_model(net):
-        near = timm.list_models(f"*{net}*")[:3]
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"{_OPTION}: timm has no model {net!r}{hint}")
+        raise ValueError(f"{_OPTION}: timm has no model {net!r}{nearest_published(net, 'timm')}")
     _check_name(net, _OPTION)  # its tag
     facts = timm.get_pretrained_cfg(net)
     if facts is None or not facts.has_weights:
@@ -268,14 +266,14 @@ def _python(name: str, reference: str) -> Checkpoint:
 
 
 def _file(name: str, net: str | None) -> Checkpoint:
-    path = Path(name)
-    if path.is_dir() and (path / "model.pt").is_file():
-        path /= "model.pt"
+    path = run_weights(Path(name)) or Path(name)
     if not path.is_file():
         reason = "is a folder without model.pt" if path.is_dir() else "is no file"
+        if (path / "checkpoint.pt").is_file():
+            reason = "is the folder of a run that is not finished, whose checkpoint.pt has its weights so far"
         raise ValueError(
-            f"{_OPTION}: {name} {reason} (others are the folder of a run or of a sweep, torchvision:NAME[:WEIGHTS], "
-            "timm:NAME and python:FILE.py:FUNCTION)"
+            f"{_OPTION}: {name} {reason}{nearest_published(name)} (others are the folder of a run or of a sweep, "
+            "torchvision:NAME[:WEIGHTS], timm:NAME and python:FILE.py:FUNCTION)"
         )
     config, classes = find_training(path)
     found: tuple[Callable[..., Any], ModuleType] | None = None

@@ -233,7 +233,8 @@ def read_names(path: str | os.PathLike[str]) -> list[str]:
     except FileNotFoundError as error:
         raise ValueError(f"--classes: there is no file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--classes: {path} can't be read as a text file: {_reason(error)}") from error
+        reason = error.strerror if isinstance(error, OSError) else _reason(error)
+        raise ValueError(f"--classes: {path} can't be read as a text file: {reason}") from error
     names = [line.strip() for line in lines]
     if not all(names):
         raise ValueError(f"--classes: {path} has an empty line, number {names.index('') + 1}")

@@ -22,7 +22,7 @@ from fastmoll.distributed import Process
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
 from fastmoll.metrics import mean_corruption_error
 from fastmoll.output import write_json
-from fastmoll.report.runs import MEANS, label_images
+from fastmoll.report.runs import BINARY, MEANS, is_binary, label_images
 
 Cell = tuple[str, int] | None
 """A corruption and its severity; None: the clean images."""
@@ -203,6 +203,11 @@ class Results:
         """Whether they may stand beside AlexNet's errors: on ImageNet-C itself, not on images made here."""
         return bool(self.header["baseline"]) and self.header["source"] == "official"
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether NLL and ECE are of another likelihood than the network was trained for: see `BINARY`."""
+        return is_binary(self.header.get("settings", {}))
+
     def finish(self) -> dict[str, Any] | None:
         """Write ``robustness.json`` if all cells are done.
 
@@ -273,6 +278,7 @@ def table(results: Results) -> str:
         title = "corrupted" if len(done) == len(ALL) - 1 else f"{len(done)} of {len(ALL) - 1} cells"
         lines += [_row(title, [], done), line]
     lines.append("ECE has 15 bins over all images; ECE/100 is its mean over batches of 100, the paper's estimator.")
+    lines += [BINARY] * results.is_binary
     if len(done) == len(ALL) - 1 and results.has_mce:
         cells = {name: [found[name, severity] or {} for severity in SEVERITIES] for name in CORRUPTIONS}
         lines.append(f"mCE {mean_corruption_error(cells)['value']:.2f} % (relative to AlexNet), {images}")
@@ -293,9 +299,6 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> str | None:
     Returns:
         Why it was not added, with the path; None where it was, where there is no such file, and where the folder may
         only be read.
-
-    Raises:
-        ValueError: the file is damaged.
     """
     if not os.access(folder, os.W_OK):
         return None
@@ -309,7 +312,7 @@ def add_to_result(folder: Path, content: Mapping[str, Any]) -> str | None:
     except OSError as error:
         return f"{refused} {path}, which can't be read: {error.strerror}"
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, and did not get the corrupted error: {error!r}") from error
+        return f"{refused} {path}, which is damaged: {error!r}"
     if count != content["count"]:
         return f"{refused} {path}: the run was validated on {count} images, not on {content['count']}"
     before = result.get("corrupted")

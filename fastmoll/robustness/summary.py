@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fastmoll.kernels.corruption_constants import SEVERITIES
-from fastmoll.report.runs import label_images
+from fastmoll.report.runs import BINARY, label_images
 from fastmoll.robustness.results import ALL, Results
 
 _HEADS: Final = ("clean, %", "corrupted, %", "NLL", "ECE")
@@ -47,6 +47,7 @@ def summary(runs: Mapping[str, Results | None], width: int | None) -> str:
     where = f" images {images.pop()}" if len(images) == 1 else " images"
     notes = [f"Names begin with {common}"] if common else []
     notes.append(f"Corrupted{where}: means over their cells. Error, NLL and ECE: lower is better.")
+    notes += [BINARY] * any(results is not None and results.is_binary for results in runs.values())
     notes = [part for note in notes for part in textwrap.wrap(note, width or len(note))]
     return "\n".join([line, lines[0], line, *lines[1:], line, *notes])
 

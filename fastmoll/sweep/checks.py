@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from fastmoll.pipelines.small import find_small
+from fastmoll.pipelines.small import NAMES, find_small
 from fastmoll.sweep.file import Run
-from fastmoll.sweep.table import read_result
+from fastmoll.sweep.settings import QUIET, QUIET_RUN, as_text, flat
+from fastmoll.sweep.table import is_done
 from fastmoll.weights import check_weights
 
 
 def check_start(runs: Sequence[Run], out: Path, device: str, gpus: str | None) -> list[str | None]:
-    """Refuse what would make run after run fail: data and weights that are not there, a result that is none.
+    """Refuse what would make run after run fail: data and weights that are not there.
 
     Args:
         runs: The runs that are to be trained, if they aren't yet.
@@ -28,22 +31,64 @@ def check_start(runs: Sequence[Run], out: Path, device: str, gpus: str | None) -
         What to run on, each one run at a time: GPUs as ``CUDA_VISIBLE_DEVICES`` names them, or None, the CPU.
 
     Raises:
-        ValueError: the first of these.
+        ValueError: the first of these, with its place in the sweep's file.
     """
     devices = _devices(device, gpus)
-    todo = [run for run in runs if read_result(run.folder(out)) is None]
+    todo = [run for run in runs if not is_done(run.folder(out))]
     # A run that was begun has its weights in its checkpoint.
     new = [run for run in todo if not (run.folder(out) / "checkpoint.pt").exists()]
-    for net, weights in dict.fromkeys((run.net, run.settings["model.weights"]) for run in new):
+    wanted_weights = ((run.net, run.settings["model.weights"], run.places["model.weights"]) for run in new)
+    for net, weights, place in dict.fromkeys(wanted_weights):
         if weights is not None:
-            check_weights(net, weights)
-    wanted = ((run.trainer, run.settings.get("data.name", ""), run.settings["data.path"]) for run in todo)
-    for trainer, name, path in dict.fromkeys(wanted):
-        if trainer == "small_images":
-            find_small(name, path)
-        elif path is not None and not Path(path).is_dir():
-            raise ValueError(f"data: there is no folder {path}")
+            with _said_of(place):
+                check_weights(net, weights)
+    wanted = {(run.trainer, run.settings.get("data.name", ""), run.settings["data.path"]): run.places for run in todo}
+    for (trainer, name, path), places in wanted.items():
+        with _said_of(places["data"]):
+            if trainer == "small_images":
+                find_small(name, path)
+            elif path is not None and not Path(path).is_dir():
+                raise ValueError(f"data: there is no folder {path}")
     return devices
+
+
+def done_otherwise(runs: Sequence[Run], out: Path) -> list[str]:
+    """What to say of runs that were done with another setting than they have now: the file may have changed."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        change = _change(run, run.folder(out)) if is_done(run.folder(out)) else None
+        if change is not None:
+            found.setdefault(change, []).append(run.name)
+    return [
+        f"{out}: done before with {change}, and left as it is: {', '.join([*names[:3], *['...'][: len(names) - 3]])}"
+        for change, names in found.items()
+    ]
+
+
+def _change(run: Run, folder: Path) -> str | None:
+    try:
+        saved = flat(json.loads((folder / "config.json").read_bytes()))
+    except (OSError, ValueError, AttributeError):
+        return None  # of a run that was begun by other means
+    for name, value in run.settings.items():
+        # What the file leaves open, as the mean of the data, the trainer has filled in.
+        if name in saved and name not in (*QUIET, *QUIET_RUN) and value is not None:
+            before, now = (
+                str(Path(str(x)).resolve()) if name == "data.name" and x not in NAMES else as_text(x)
+                for x in (saved[name], value)
+            )
+            if before != now:
+                return f"{name} {before} instead of {now}"
+    return None
+
+
+@contextmanager
+def _said_of(place: str) -> Iterator[None]:
+    """Put the place in the sweep's file before what is wrong."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def parse_task(task: str | None) -> tuple[int, int]:

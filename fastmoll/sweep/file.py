@@ -17,6 +17,7 @@ import fastmoll
 from fastmoll.augment import parse_augment
 from fastmoll.models import check_model_name
 from fastmoll.pipelines.small import NAMES
+from fastmoll.sweep.places import DEFAULTS, Places, grid_name
 from fastmoll.sweep.settings import (
     AXES,
     DECISIVE,
@@ -27,7 +28,6 @@ from fastmoll.sweep.settings import (
     as_text,
     changes,
     flat,
-    plain_error,
     read_settings,
     words,
 )
@@ -52,6 +52,7 @@ class Run:
         seed: Seed.
         changes: Other settings that it does not have by default and that matter for the result, as text.
         settings: All settings, ``{"optim.epochs": 300, ...}``.
+        places: Where the sweep's file names its ``"data"`` and ``"model.weights"``, for messages.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Run:
     seed: int
     changes: Mapping[str, str]
     settings: Mapping[str, Any]
+    places: Mapping[str, str]
 
     @property
     def changed(self) -> str:
@@ -112,18 +114,30 @@ def read_sweep(path: Path) -> list[Run]:
     return sweep.runs(requests)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The one of ``known`` that is most like ``name``."""
-    known = list(known)
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1, 0.0)
-    return close[0] if close else known[0]
+def hint(name: str, known: Iterable[str] | Mapping[str, str], shown: Iterable[str] | None = None) -> str:
+    """What ``name`` may be a slip of, in words.
+
+    Args:
+        name: As it was written.
+        known: What there is, or by what part of it ``name`` is compared.
+        shown: What is listed where nothing is like it; by default all there is.
+    """
+    names = known if isinstance(known, Mapping) else {x: x for x in sorted(known)}
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), names, 1)
+    return f"did you mean {names[close[0]]!r}?" if close else f"there are {', '.join(shown or names)}"
 
 
 @dataclass(frozen=True)
 class _Request:
-    """Combinations that differ in net, augment, mollify and seed only."""
+    """Combinations that differ in net, augment, mollify and seed only.
+
+    Attributes:
+        table: Their grid.
+        origins: For keys and options, the table that gives them: the grid, or ``[defaults]``.
+    """
 
     table: str
+    origins: Mapping[str, str]
     trainer: str
     data: str
     axes: Mapping[str, Sequence[Any] | None]
@@ -154,53 +168,63 @@ class _Sweep:
             content = tomllib.loads(self.text)
         except ValueError as error:  # TOML or UTF-8
             raise ValueError(f"{path}: {error}") from error
-        self.check_keys("the file", content, ("defaults", "grid"))
         self.defaults = content.get("defaults", {})
         self.grids = content.get("grid", [])
+        self.places = Places(path, self.text, len(self.grids) if isinstance(self.grids, list) else 0)
+        self.check_keys("the file", content, ("defaults", "grid"))
         if not isinstance(self.defaults, dict):
-            self.fail("[defaults]", "it must be a table")
+            self.fail(DEFAULTS, "it must be a table")
         if not isinstance(self.grids, list) or not self.grids or not all(isinstance(x, dict) for x in self.grids):
             self.fail("the file", "there must be at least one [[grid]], in double brackets")
-        self.check_keys("[defaults]", self.defaults, _KEYS)
+        self.check_keys(DEFAULTS, self.defaults, _KEYS)
 
     def fail(self, table: str, message: str, *words: object) -> NoReturn:
         """Raise ``ValueError`` with the file, the table, and the first line there that has all of ``words``."""
-        lines, start = self.text.splitlines(), 0
-        number = re.fullmatch(r"\[\[grid\]\] (\d+)", table)
-        if number:
-            heads = [i for i, line in enumerate(lines) if re.match(r"\s*\[\[\s*grid\s*\]\]", line)]
-            start = heads[int(number[1]) - 1] if len(heads) == len(self.grids) else 0
-        # What is not in its own table came from [defaults].
-        order = [*range(start, len(lines)), *range(start)]
-        found = [i for i in order if words and all(str(word) in lines[i].split("#")[0] for word in words)]
-        line = f", line {found[0] + 1}" if found else ""
-        raise ValueError(f"{self.path}, {table}{line}: {message}")
+        raise ValueError(f"{self.places.find(table, *words)}: {message}")
+
+    def fail_option(self, request: _Request, name: str, message: str) -> NoReturn:
+        """Raise ``ValueError`` with the place of an option, where it is one, and the grid that it is wrong for."""
+        table = request.origins.get(name, request.table)
+        words = [name.rpartition(".")[2]] if name in request.origins else []
+        note = f" for {request.table}" if table == DEFAULTS else ""
+        raise ValueError(f"{self.places.find(table, *words, note=note)}: {message}")
 
     def check_keys(self, table: str, content: Mapping[str, object], known: Sequence[str]) -> None:
         for key in content:
             if key not in known:
-                self.fail(table, f"unknown key {key!r}: did you mean {nearest(key, known)!r}?", key)
+                self.fail(table, f"unknown key {key!r}: {hint(key, known)}", key)
 
     def expand(self, number: int, grid: Mapping[str, Any]) -> list[_Request]:
         """The combinations of data sets and options of one grid, names checked that need no trainer."""
-        table = f"[[grid]] {number}"
+        table = grid_name(number)
         self.check_keys(table, grid, _KEYS)
-        merged = {**self.defaults, **grid}
+        merged, origins = {**self.defaults, **grid}, {**dict.fromkeys(self.defaults, DEFAULTS)}
+        origins |= dict.fromkeys(grid, table)
         trainer = merged.get("trainer", TRAINERS[0])
         if trainer not in TRAINERS:
-            self.fail(table, f"unknown trainer {trainer!r}: did you mean {nearest(str(trainer), TRAINERS)!r}?", trainer)
-        axes = {axis: self.axis(table, axis, merged[axis], trainer) if axis in merged else None for axis in AXES}
+            self.fail(origins["trainer"], f"unknown trainer {trainer!r}: {hint(str(trainer), TRAINERS)}", "trainer")
+        axes = {
+            axis: self.axis(origins[axis], axis, merged[axis], trainer) if axis in merged else None for axis in AXES
+        }
         data = axes.pop("data")
         if data is None:
             self.fail(table, "data is missing")
-        options = {**self.options(table, self.defaults, "options"), **self.options(table, grid, "options")}
-        vary = {**self.options(table, self.defaults, "vary"), **self.options(table, grid, "vary")}
-        for name, values in vary.items():
-            if not isinstance(values, list) or not values:
-                self.fail(table, f"vary must have a list of values for {name}, got {values!r}", name)
+        options: dict[str, Any] = {}
+        vary: dict[str, Any] = {}
+        for place, content in ((DEFAULTS, self.defaults), (table, grid)):
+            fixed, varied = (self.options(place, content, key) for key in ("options", "vary"))
+            if twice := next((name for name in varied if name in fixed), None):
+                self.fail(place, f"{twice} is in options and in vary", twice.rpartition(".")[2])
+            for name, values in varied.items():
+                if not isinstance(values, list) or not values:
+                    message = f"vary must have a list of values for {name}, got {values!r}"
+                    self.fail(place, message, name.rpartition(".")[2])
+            origins |= dict.fromkeys([*fixed, *varied], place)
+            options = {name: x for name, x in options.items() if name not in varied} | fixed
+            vary = {name: x for name, x in vary.items() if name not in fixed} | varied
         choices = [[(name, value) for value in values] for name, values in vary.items()]
         return [
-            _Request(table, trainer, name, axes, {**options, **dict(choice)})
+            _Request(table, origins, trainer, name, axes, {**options, **dict(choice)})
             for name in data
             for choice in itertools.product(*choices)
         ]
@@ -229,7 +253,7 @@ class _Sweep:
             plain = axis == "data" and trainer == "small_images" and value not in NAMES and os.sep not in value
             if plain and not Path(value).exists():
                 message = f"data: {value!r} is neither a known data set nor a file or folder"
-                self.fail(table, f"{message}: did you mean {nearest(value, NAMES)!r}?", f'"{value}"')
+                self.fail(table, f"{message}: {hint(value, NAMES)}", f'"{value}"')
         return values
 
     def options(self, table: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -269,8 +293,9 @@ class _Sweep:
                 self.check_mollify(request, settings)
             for name in net:
                 self.check_weights(request, name, settings["model.weights"])
+            places = self.sources(request, settings["model.weights"])
             for values in itertools.product(net, augment, [mollify], seed):
-                run = _run(request, recipe, usual, settings, *values)
+                run = _run(request, places, recipe, usual, settings, *values)
                 other = known.setdefault(run.name, run)
                 if (other.trainer, other.settings) != (run.trainer, run.settings):
                     differ = [x for x in run.settings if run.settings[x] != other.settings.get(x)] or ["trainer"]
@@ -285,13 +310,17 @@ class _Sweep:
             names = [*flat(base["settings"])]
             for name in request.options:
                 if name not in names:
-                    close = nearest(name, [x for x in names if x not in (*OWN, *AXES.values())])
-                    self.fail(request.table, f"unknown option {name!r}: did you mean {close!r}?", *name.split(".")[-1:])
+                    known = [x for x in names if x not in (*OWN, *AXES.values())]
+                    group, _, last = name.rpartition(".")
+                    alike = [x for x in known if x.startswith(f"{group}.")]
+                    near = hint(last, {x.rpartition(".")[2]: x for x in known}, alike or known)
+                    self.fail_option(request, name, f"unknown option {name!r}: {near}")
         answer = base if answer is None else answer
         if "error" in answer:
-            message = plain_error(answer["error"])
-            named = [name for name in request.options if name.replace("_", "-") in message.replace("_", "-")]
-            self.fail(request.table, message, *(x.rpartition(".")[2] for x in named[:1]))
+            message = answer["error"]
+            plain = message.replace("_", "-")
+            named = (x for x in request.options if re.search(rf"{re.escape(x.replace('_', '-'))}(?![\w-])", plain))
+            self.fail_option(request, next(named, ""), message)
         return flat(answer["settings"])
 
     def check_weights(self, request: _Request, net: str, weights: str | None) -> None:
@@ -301,7 +330,16 @@ class _Sweep:
         try:
             check_weights(net, weights)
         except ValueError as error:
-            self.fail(request.table, str(error), f'"{weights}"')
+            self.fail_option(request, "model.weights", str(error))
+
+    def sources(self, request: _Request, weights: str | None) -> dict[str, str]:
+        """`Run.places` of a request."""
+        path = "data.path" in request.options
+        data = self.places.find(
+            request.origins["data.path" if path else "data"], "path" if path else f'"{request.data}"'
+        )
+        origin = request.origins.get("model.weights", request.table)
+        return {"data": data, "model.weights": self.places.find(origin, f'"{weights}"')}
 
     def check_mollify(self, request: _Request, settings: Mapping[str, Any]) -> None:
         """Let `Mollify` refuse its settings now, not each run."""
@@ -311,12 +349,13 @@ class _Sweep:
         try:
             fastmoll.Mollify(2, backend="torch", **options)
         except ValueError as error:
-            named = [name for name in section if name in str(error)]
-            self.fail(request.table, f"mollify: {error}", *named[:1])
+            named = (f"mollify.{name}" for name in section if re.search(rf"\b{name}\b", str(error)))
+            self.fail_option(request, next(named, ""), f"mollify: {error}")
 
 
 def _run(
     request: _Request,
+    places: Mapping[str, str],
     recipe: Mapping[str, Any],
     usual: Mapping[str, Any],
     settings: Mapping[str, Any],
@@ -353,6 +392,7 @@ def _run(
         seed=seed,
         changes=chosen,
         settings={**settings, **axes, **dict.fromkeys(idle)},
+        places=places,
     )
 
 

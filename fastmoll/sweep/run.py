@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shlex
 import signal
@@ -14,12 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO, Final
 
-from fastmoll.sweep.checks import check_start, parse_task
-from fastmoll.sweep.file import Run, find_file, nearest, read_sweep
-from fastmoll.sweep.settings import AXES, as_text, environment_alone
-from fastmoll.sweep.table import as_csv, as_markdown, make_rows, read_result
+from fastmoll.distributed import ONE_NOTICE
+from fastmoll.sweep.checks import check_start, done_otherwise, parse_task
+from fastmoll.sweep.file import Run, find_file, read_sweep
+from fastmoll.sweep.select import select
+from fastmoll.sweep.settings import environment_alone
+from fastmoll.sweep.table import as_csv, as_markdown, is_done, make_rows, read_result, read_results
 
 _POLL: Final = 0.2
 _GRACE: Final = 15.0  # seconds to end in; SLURM gives 30 before it kills
@@ -39,9 +43,10 @@ def run_sweep(
     """Train what a sweep file asks for and is not done yet, then write and print the table of results.
 
     Every run has its folder ``out/<name>``, with the trainer's files and its messages in ``output.txt``. A
-    ``result.json`` there means done; a run that was begun goes on from its checkpoint. A run that another sweep, or a
-    trainer started by hand, is at is left to it. A run that fails doesn't stop the others. An interrupt, SIGTERM or a
-    hang-up ends the running trainers with an interrupt; the next sweep goes on with them.
+    ``result.json`` there means done, unless it is damaged: it is then renamed, and the run is done again. A run that
+    was begun goes on from its checkpoint. A run that another sweep, or a trainer started by hand, is at is left to it.
+    A run that fails doesn't stop the others. An interrupt, SIGTERM or a hang-up ends the running trainers with an
+    interrupt; the next sweep goes on with them.
 
     Args:
         file: Sweep file, or the name of one in this package (``paper.toml``).
@@ -56,11 +61,11 @@ def run_sweep(
             be refused for) or ``"table"`` (only write and print it).
 
     Returns:
-        Exit status: 0 if no run failed, else 1.
+        Exit status: 0; 1 if a run failed or a result of the chosen runs is damaged; 128 and the number of the signal
+        that stopped it, after the trainers have ended.
 
     Raises:
         ValueError: an argument or a name in the file is unknown or unusable; nothing was started.
-        KeyboardInterrupt: interrupted, after the trainers have ended.
     """
     path = find_file(file)
     folder = Path("runs") / path.stem if out is None else Path(out)
@@ -68,7 +73,13 @@ def run_sweep(
         raise ValueError(f"--out: {folder} is not a folder")
     part, parts = parse_task(task)
     runs = read_sweep(path)
-    chosen = select(runs, filters)[part - 1 :: parts]
+    every = select(runs, filters)
+    chosen = every[part - 1 :: parts]
+    if not chosen:
+        _say(f"--task {task}: nothing to do, there are only {len(every)} runs")
+        return 0
+    for note in done_otherwise(chosen, folder):
+        sys.stderr.write(f"{note}\n")
     if action == "list":
         _list(chosen, folder)
         try:
@@ -76,46 +87,18 @@ def run_sweep(
         except ValueError as error:
             sys.stderr.write(f"a start here would be refused: {error}\n")
         return 0
-    failed = 0
+    status = 0
     if action == "run":
-        failed = _Sweep(chosen, folder, check_start(chosen, folder, device, gpus)).run()
-    _write_table(runs, chosen, folder)
-    return 1 if failed else 0
-
-
-def select(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
-    """The runs that match all filters; see `run_sweep`.
-
-    Raises:
-        ValueError: a filter that no run of the sweep matches.
-    """
-    chosen = list(runs)
-    for text in filters:
-        key, equals, value = text.partition("=")
-        matching = [run for run in runs if text in (run.name, run.former)]
-        if equals and not matching:
-            setting = AXES.get(key, key.replace("-", "_"))
-            known = {*AXES, *(name for run in runs for name in run.settings)}
-            if key not in AXES and setting not in known:
-                raise ValueError(f"--filter: unknown key {key!r}: did you mean {nearest(key, known)!r}?")
-            matching = [run for run in runs if _same(run.data if key == "data" else run.settings.get(setting), value)]
-            values = {as_text(run.data if key == "data" else run.settings.get(setting)) for run in runs}
-            known = {f"{key}={x}" for x in values}
-        elif not matching:
-            matching = [run for run in runs if text in _values(run)] or [run for run in runs if text in run.name]
-            known = {value for run in runs for value in _values(run)}
-        if not matching:
-            raise ValueError(f"--filter: no run matches {text!r}: did you mean {nearest(text, sorted(known))!r}?")
-        names = {run.name for run in matching}
-        chosen = [run for run in chosen if run.name in names]
-    if not chosen:
-        raise ValueError(f"--filter: no run matches all of {', '.join(filters)}")
-    return chosen
+        status = _Sweep(chosen, folder, check_start(chosen, folder, device, gpus)).run()
+        if status > 1:
+            return status
+    whole = _write_table(runs, chosen, folder)
+    return status if whole else 1
 
 
 def state(folder: Path) -> str:
     """How far the run in ``folder`` is: ``"done"``, ``"running"``, ``"unfinished"`` or ``"to do"``."""
-    if (folder / "result.json").exists():
+    if is_done(folder):
         return "done"
     if _held(folder / ".sweep") or _held(folder / ".lock"):
         return "running"
@@ -158,7 +141,7 @@ class _Sweep:
         self.done = self.failed = self.busy = 0
 
     def run(self) -> int:
-        """Train; returns how many runs failed."""
+        """Train; returns the exit status: 0, 1 if a run failed, 128 and the number of the signal that stopped it."""
         _say(f"{self.total} runs, {self.before} of them done; folder {self.out}")
         with _signals() as signals:
             try:
@@ -171,10 +154,11 @@ class _Sweep:
             finally:
                 self.stop(signals)
             if signals:
-                _say(f"stopped; the same command goes on ({self.summary()})")
-                raise KeyboardInterrupt
+                name = signal.Signals(signals[0]).name
+                _say(f"stopped by {name}; the same command goes on ({self.summary()})")
+                return 128 + signals[0]
         _say(self.summary())
-        return self.failed
+        return 1 if self.failed else 0
 
     def summary(self) -> str:
         counts = {
@@ -195,10 +179,13 @@ class _Sweep:
         if lock is None or _held(folder / ".lock"):
             self.leave(run, lock)
             return
-        if (folder / "result.json").exists():  # another sweep was faster
+        if is_done(folder):  # another sweep was faster
             lock.close()
             self.done += 1
             return
+        if (folder / "result.json").exists():
+            kept = (folder / "result.json").replace(folder / "result.json.damaged")
+            _say(f"{run.name}: its result is damaged, and kept as {kept.name}")
         gpu = self.free.popleft()
         environment = environment_alone()
         if gpu is not None:
@@ -237,10 +224,9 @@ class _Sweep:
             child.lock.close()
             code, name = child.process.returncode, child.run.name
             took = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - child.started))
-            if code == 0 and (child.folder / "result.json").exists():
+            if code == 0 and is_done(child.folder):
                 self.done += 1
-                result = read_result(child.folder)
-                _say(f"{name}: done in {took}" + (f", error {result['error']:.2f} %" if result else ""))
+                _say(f"{name}: done in {took}, error {(read_result(child.folder) or {})['error']:.2f} %")
             elif _held(child.folder / ".lock"):
                 self.leave(child.run, None)
             else:
@@ -271,9 +257,17 @@ def _signals() -> Iterator[list[int]]:
     """The signals to end that came since; noted rather than raised, so that none comes between start and record."""
     caught: list[int] = []
     before = {}
+    last = -math.inf
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > ONE_NOTICE:
+            last = time.monotonic()
+            caught.append(number)
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda number, _: caught.append(number))
+            before[number] = signal.signal(number, note)
     try:
         yield caught
     finally:
@@ -309,18 +303,6 @@ def _held(path: Path) -> bool:
     return False
 
 
-def _same(value: object, text: str) -> bool:
-    """Whether ``text`` means ``value``: ``1`` and ``1.0`` do."""
-    with suppress(ValueError):
-        text = as_text(float(text))
-    return as_text(value) == text
-
-
-def _values(run: Run) -> list[str]:
-    changes = [f"{name}={value}" for name, value in run.changes.items()]
-    return [run.data, run.net, run.augment, *(["mollify"] if run.mollify else []), *changes, f"seed{run.seed}"]
-
-
 def _list(runs: Sequence[Run], out: Path) -> None:
     folders = [run.folder(out) for run in runs]
     states = [*map(state, folders)]
@@ -328,14 +310,23 @@ def _list(runs: Sequence[Run], out: Path) -> None:
         _say(f"{text:<11}{folder.name}")
     counts = (f"{states.count(text)} {text}" for text in ("done", "running", "unfinished", "to do") if text in states)
     _say(f"{len(runs)} runs in {out}: {', '.join(counts)}")
+    for message in read_results(runs, out)[1].values():
+        sys.stderr.write(f"{message}: the run is to be done again\n")
 
 
-def _write_table(runs: Sequence[Run], chosen: Sequence[Run], out: Path) -> None:
-    """Write the table of the whole sweep, and print that of the chosen runs."""
+def _write_table(runs: Sequence[Run], chosen: Sequence[Run], out: Path) -> bool:
+    """Write the table of the whole sweep, and print that of the chosen runs; whether none of their results is damaged.
+
+    Damaged ones are named on standard error, and left out.
+    """
+    damaged = read_results(runs, out)[1]
+    for message in damaged.values():
+        sys.stderr.write(f"error: {message}: left out of the table\n")
+    whole = not any(run.name in damaged for run in chosen)
     rows = make_rows(runs, out)
     if not rows:
         _say(f"no run in {out} is done")
-        return
+        return whole
     for name, text in {"table.md": as_markdown(rows), "table.csv": as_csv(rows)}.items():
         part = out / f".{name}.{os.getpid()}"  # several tasks of a job array may come here at the same moment
         part.write_text(text, encoding="utf-8")
@@ -344,6 +335,7 @@ def _write_table(runs: Sequence[Run], chosen: Sequence[Run], out: Path) -> None:
     finished = sum(row.seeds or 0 for row in shown)
     _say(f"\n{as_markdown(shown)}" if shown else "")
     _say(f"{finished} of {len(chosen)} runs done; {out / 'table.md'} and table.csv have the whole sweep's")
+    return whole
 
 
 def _tail(path: Path, begin: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -39,7 +38,7 @@ def read(trainer, arguments):
             settings = {"small_images": config.parse_small, "imagenet": config.parse}[trainer](arguments)
         config.check(settings)
     except SystemExit:
-        return {"error": text.getvalue()}
+        return {"error": " ".join(text.getvalue().removeprefix("error: ").split())}
     except ValueError as error:
         return {"error": str(error)}
     return {"settings": settings.plain()}
@@ -97,15 +96,6 @@ def changes(settings: Mapping[str, Any], recipe: Mapping[str, Any], usual: Mappi
         usual: Those of its recipe with its `DECISIVE` ones.
     """
     return {x: y for x, y in settings.items() if y != (recipe if x in DECISIVE else usual).get(x)}
-
-
-def plain_error(text: str) -> str:
-    """The message in the trainer's box, without the box, its title and the help that follows."""
-    lines = [line.strip("╭╮╰╯│ ") for line in text.splitlines()]
-    if not text.lstrip().startswith("╭"):
-        return " ".join(lines)
-    body = itertools.takewhile(lambda line: line.strip("─"), lines[1:])
-    return " ".join(body)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

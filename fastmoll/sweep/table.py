@@ -15,6 +15,7 @@ from fastmoll.escape import escape_csv, escape_markdown
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.output import LARGEST_LOSS
 from fastmoll.paper import PublishedCell, paper_mollification, published
+from fastmoll.pipelines.errors import in_words
 from fastmoll.sweep.file import Run
 
 METRICS: Final = ("error", "nll", "ece", "corrupted")
@@ -80,6 +81,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
     Raises:
         ValueError: ``result.json`` is no such file.
+        OSError: it can't be read at all.
     """
     path = folder / "result.json"
     if not path.exists():
@@ -103,18 +105,40 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         error, nll, ece, *more = map(float, found.values())
         figures = {"error": 100 * error, "nll": nll, "ece": ece, **({"corrupted": 100 * more[0]} if more else {})}
         return {**figures, "corrupted_set": source, "set": set_name}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not the result of a run ({type(error).__name__}: {error})") from error
+
+
+def is_done(folder: Path) -> bool:
+    """Whether there is a result of a run in a folder: no damaged one, but perhaps one that can't be read just now."""
+    try:
+        return read_result(folder) is not None
+    except ValueError:
+        return False
+    except OSError:
+        return True
+
+
+def read_results(runs: Iterable[Run], out: Path) -> tuple[list[tuple[Run, dict[str, Any]]], dict[str, str]]:
+    """The runs that have a result, with it, and, by their names, what is wrong with those that can't be read."""
+    found: list[tuple[Run, dict[str, Any]]] = []
+    damaged: dict[str, str] = {}
+    for run in runs:
+        try:
+            result = read_result(run.folder(out))
+        except (ValueError, OSError) as error:
+            damaged[run.name] = in_words(error)
+        else:
+            found += [] if result is None else [(run, result)]
+    return found, damaged
 
 
 def make_rows(runs: Iterable[Run], out: Path) -> list[Row]:
     """A row for each combination that has a result, seeds together, followed by the paper's rows for it."""
     groups: dict[tuple[Any, ...], list[tuple[Run, dict[str, Any]]]] = {}
-    for run in runs:
-        result = read_result(run.folder(out))
-        if result is not None:
-            key = (run.data, run.net, run.augment, run.mollify, run.changed)
-            groups.setdefault(key, []).append((run, result))
+    for run, result in read_results(runs, out)[0]:
+        key = (run.data, run.net, run.augment, run.mollify, run.changed)
+        groups.setdefault(key, []).append((run, result))
     rows: list[Row] = []
     for key, members in groups.items():
         means: dict[str, float | str] = {}

@@ -1,0 +1,191 @@
+"""Tests of the trainers' command lines: what is wrong with one in a line, and which options a run makes nothing of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fastmoll.train import imagenet, small_images
+from fastmoll.train.config import parse, parse_small
+from fastmoll.train.options import as_typed, idle, read
+from fastmoll.train.recipes import RECIPES, SMALL_RECIPES
+from fastmoll.train.settings import Config
+
+Read = Callable[[list[str]], Config]
+
+
+def refused(capsys: pytest.CaptureFixture[str], act: Callable[[list[str]], object], arguments: list[str]) -> str:
+    """The one line of a wrong command line."""
+    with pytest.raises(SystemExit) as stopped:
+        act(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2
+    return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize("parse", [parse, parse_small])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--lr abc", "--lr must be a number, got 'abc'"),
+        ("--optim.lr=1e", "--optim.lr must be a number, got '1e'"),
+        ("--lr --compile", "--lr must be a number, got nothing"),
+        ("--epochs 3.5", "--epochs must be an integer, got '3.5'"),
+        ("--optim.lr_batch x", "--optim.lr-batch must be an integer or None, got 'x'"),
+        ("--optim.name adamW", "--optim.name must be one of sgd, adamw, got 'adamW'; did you mean adamw?"),
+        ("--run.amp 16", "--run.amp must be one of auto, bf16, off, got '16'; did you mean bf16?"),
+        ("--optim.betas 0.9", "--optim.betas must be 2 numbers, got '0.9'"),
+        ("--data.std 1 None 1", "--data.std must be 3 numbers or None, got '1 None 1'"),
+        ("--mollify.roles 1 x 1", "--mollify.roles must be numbers, got '1 x 1'"),
+        ("--mollify.roles --seed 1", "--mollify.roles must be numbers, got nothing"),
+        ("--output", "--output must be given a value, got nothing"),
+        ("--no-mollify=yes", "--no-mollify must be without a value, got 'yes'"),
+    ],
+)
+def test_a_wrong_value_is_answered_in_one_line_with_what_is_allowed(
+    parse: Read, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(capsys, parse, arguments.split()) == message
+
+
+@pytest.mark.parametrize("parse", [parse, parse_small])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--optim.lrr", "; did you mean --optim.lr?"),
+        ("--epoch", "; did you mean --epochs?"),
+        ("--batchsize", "; did you mean --batch-size?"),
+        ("--weight_decay", "; did you mean --optim.weight-decay?"),
+        ("--mollify.sigma", "; did you mean --mollify.sigma-min or --mollify.sigma-max?"),
+        ("-o", ""),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(
+    parse: Read, typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, parse, [typed, "3"])
+    name = "imagenet.py" if parse.__name__ == "parse" else "small_images.py"
+    assert line == f"there is no option {typed.replace('_', '-')}{meant} (see {name} --help)"
+
+
+def test_a_word_that_no_option_takes_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, parse, ["/a", "/b"]).startswith("no option takes the word '/b' (")
+    assert refused(capsys, parse_small, ["--mollify", "yes"]).startswith("no option takes the word 'yes' (")
+    folder = str(tmp_path)
+    assert refused(capsys, parse_small, [folder]).startswith(
+        f"no option takes the word '{folder}'; did you mean --data"
+    )
+    assert parse(["--", folder]).data.path == parse([folder, "--mollify.beta", "1", "2"]).data.path == tmp_path
+
+
+def test_a_recipe_that_there_is_not_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    message = "--recipe must be one of finetune, scratch, sample, got 'smaple'; did you mean sample?"
+    assert refused(capsys, parse, ["--recipe", "smaple"]) == message
+
+
+@pytest.mark.parametrize("main", [imagenet.main, small_images.main])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_all_processes_end_alike_for_their_command_line_and_the_first_one_says_why(
+    main: Callable[[list[str]], int], rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    for value, wrong in (("x", "a number, got 'x'"), ("-1", "positive and finite, got -1.0")):
+        with pytest.raises(SystemExit) as stopped:
+            main(["--optim.lr", value])
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err == (f"error: --optim.lr must be {wrong}\n" if rank == "0" else "")
+
+
+@pytest.mark.parametrize("config", [*RECIPES.values(), *SMALL_RECIPES.values()])
+def test_every_setting_can_be_typed(config: Config) -> None:
+    plain = config.plain()
+    words = [f"--recipe={plain.pop('recipe')}", str(plain["data"].pop("path"))] if "recipe" in plain else []
+    for section, content in plain.items():
+        for name, value in content.items():
+            if isinstance(value, bool):
+                words.append(f"--{section}.{name}" if value else f"--{section}.no-{name}")
+            else:
+                words += [f"--{section}.{name}", *map(str, value if isinstance(value, list) else [value])]
+    assert len(read(words, type(config))) > 40
+    found = (parse if words[0].startswith("--recipe") else parse_small)(words)
+    assert {**found.plain(), "data": {**found.plain()["data"], "path": None}} == config.plain()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--optim.lr must be positive", "--lr must be positive"),
+        ("--optim.lr-batch and --data.path stay", "--optim.lr-batch and --data.path stay"),
+        ("--model.name: no such, or --data.name.", "--model.name: no such, or --data."),
+        ("--run.output: DIR, --data.batch-size=3", "--output: DIR, --data.batch-size=3"),
+        ("k_noise must be", "--mollify.k-noise must be"),
+        ("beta[1] must be", "--mollify.beta[1] must be"),
+        ("seed=3 is", "--seed=3 is"),
+        ("name must be, or k_noise must be", "name must be, or k_noise must be"),
+        ("labels must be; path: there is none", "labels must be; path: there is none"),
+    ],
+)
+def test_messages_name_options_in_short_unless_they_were_typed_in_full(text: str, shown: str) -> None:
+    argv = ["--lr", "-1", "--model.name=x", "--data.batch_size", "3"]
+    assert as_typed(text, parse_small([]), argv) == shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--mollify.roles 1 0 0 --mollify.k-blur 2", "without --mollify, --mollify.roles, --mollify.k-blur do nothing"),
+        ("--mollify.k_blur=1 --no-mollify", "without --mollify, --mollify.k-blur does nothing"),
+        ("--mollify.roles 1 0 0 --mollify", None),
+        ("--evaluate --model.weights x --data cifar10 --batch-size 3 --run.device cpu --net wrn40", None),
+        (
+            "--evaluate --output x --epochs 3 --mollify --resident",
+            "with --evaluate, --output, --epochs, --mollify, --resident do nothing",
+        ),
+        ("--evaluate --lr 3 --lr 4 --mollify.draws 2", "with --evaluate, --lr, --mollify.draws do nothing"),
+    ],
+)
+def test_options_that_change_nothing_about_a_run_are_found(arguments: str, said: str | None) -> None:
+    assert idle(parse_small(arguments.split()), arguments.split()) == said
+
+
+def test_a_setting_of_a_run_that_there_is_not_is_named_with_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = parse(["/data"]).plain()
+    plain["optim"]["momentun"] = plain["optim"].pop("momentum")
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    said = refused(capsys, parse, ["--resume", "--output", str(tmp_path)])
+    assert said == (
+        f"--output: {tmp_path}/config.json does not fit: there is no setting optim.momentun; did you mean momentum?"
+    )
+
+
+@pytest.mark.parametrize("command", [[imagenet.__file__], [small_images.__file__], ["-m", "fastmoll", "evaluate", "x"]])
+def test_ctrl_c_while_numpy_is_imported_is_no_traceback(tmp_path: Path, command: list[str]) -> None:
+    # A module of that name that waits, and then makes an error of its own of the exception, as that one does.
+    (tmp_path / "numpy.py").write_text(
+        "import sys, time\nsys.stdout.write('here\\n')\nsys.stdout.flush()\n"
+        "try:\n    time.sleep(60)\nexcept BaseException as error:\n    raise ImportError('twice') from error\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(imagenet.__file__).resolve().parents[1])])
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
+    )
+    assert process.stdout is not None and process.stdout.readline() == "here\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "interrupted\n")
