@@ -78,9 +78,9 @@ def _two_launches() -> Iterable[Candidate]:
     for bm, bn, stages, warps in itertools.product((32, 64), (32, 64), (2, 3, 4), (4, 8)):
         if bm * bn // (32 * warps) >= 8:  # numbers of each of the three sums in a thread
             blocks = {"BM": bm, "BN": bn, "STAGES": stages}
-            yield "triton", "second", {**blocks, "num_warps": warps, "GROUPS": 32 * warps}
-    for launch, groups in itertools.product(("first", "second"), (64, 128, 256)):
-        yield "triton", launch, {"GROUPS": groups}
+            yield "triton", "second", {**blocks, "num_warps": warps}
+    for groups in (64, 128, 256):
+        yield "triton", "first", {"GROUPS": groups}
 
 
 def _four_launches() -> Iterable[Candidate]:

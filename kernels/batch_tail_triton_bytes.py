@@ -2,8 +2,9 @@
 channels-last memory, rows of a multiple of eight pixels. Two launches; all other images take the four of
 :mod:`fastmoll.kernels.batch_tail_triton`.
 
-1. ``_first``: of a blurred image ``A_H`` and ``A_W`` (see :mod:`fastmoll.kernels.heat_blur`); clean images as a whole.
-2. ``_second``: of a blurred image ``A_H X A_W``, a block of rows at a time; noised images as a whole.
+1. ``_first``: of a blurred image ``A_H`` and ``A_W`` (see :mod:`fastmoll.kernels.heat_blur`); all other images, for
+   which it has room: the products take three times the registers.
+2. ``_second``: of a blurred image ``A_H X A_W``, a block of rows at a time.
 
 The blur multiplies bytes less 128, exact in float16, and standardises in the end. ``Y = A_H X`` of a block of rows goes
 to memory that only its block reads again. A flip of a blurred image is one of ``A_W``: its columns backwards.
@@ -124,14 +125,15 @@ def _matrix_rows(
         tl.store(to + start * SIDE + i * DEPTH + column, (toeplitz + hankel).to(tl.float16))
 
 
-@triton.jit
+# One kernel for all seeds and epochs: no variants for numbers that are 1 or multiples of 16.
+@triton.jit(do_not_specialize=["epoch", "key0", "key1"])
 def _first(
-    out, matrices, lines, cosines, images, affine, flip, partner, lam, box, role, t,
-    B, H, W, parts, second_table, line_size, log_min, log_ratio,
+    out, matrices, lines, cosines, images, affine, flip, partner, lam, box, role, t, index,
+    B, H, W, parts, second_table, line_size, log_min, log_ratio, epoch, key0, key1,
     MIX: tl.constexpr, AXES: tl.constexpr, SIDE: tl.constexpr, LINE: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, TERMS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The matrices of a blurred image, in ``parts`` programs; clean images."""
+    """The matrices of a blurred image, in ``parts`` programs; clean and noised images."""
     W = W // 8 * 8  # Nothing else tells the compiler that rows are aligned.
     image = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
@@ -139,19 +141,27 @@ def _first(
         kind = _CLEAN
     else:
         kind = tl.load(role + image).to(tl.int32)
-    if kind == _CLEAN:
+    if kind != _BLUR:
         mirror, second, mirror2, share, y0, y1, x0, x1 = recipe(flip, partner, lam, box, image, B, MIX)
         rows = tl.cdiv(H, parts)
-        pointwise(
-            out, images, affine, image, mirror, second, mirror2, share, y0, y1, x0, x1, 1.0, 0.0, 0, 0, 0, 0,
-            part * rows, (part + 1) * rows, H, W, MIX, False, GROUPS,
-        )  # fmt: skip
-    elif role is not None:
-        if (kind == _BLUR) & (part < AXES * (SIDE // ROWS)):
-            _matrix_rows(
-                matrices, lines, cosines, t, image, part, H, W, second_table, line_size, log_min, log_ratio,
-                AXES, SIDE, LINE, TERMS, ROWS, BLOCK, DEPTH, AHEAD,
+        if kind == _CLEAN:
+            pointwise(
+                out, images, affine, image, mirror, second, mirror2, share, y0, y1, x0, x1, 1.0, 0.0, 0, 0, 0, 0,
+                part * rows, (part + 1) * rows, H, W, MIX, False, GROUPS,
             )  # fmt: skip
+        else:
+            level = tl.where(kind == _PURE_NOISE, 1.0, tl.load(t + image))
+            # The cosine as the sine of the complement: exactly 0 at t = 1, and accurate in relative terms near it.
+            pointwise(
+                out, images, affine, image, mirror, second, mirror2, share, y0, y1, x0, x1, sine_quarter(1.0 - level),
+                sine_quarter(level), tl.load(index + image), epoch, key0, key1, part * rows, (part + 1) * rows, H, W,
+                MIX, True, GROUPS,
+            )  # fmt: skip
+    elif part < AXES * (SIDE // ROWS):
+        _matrix_rows(
+            matrices, lines, cosines, t, image, part, H, W, second_table, line_size, log_min, log_ratio,
+            AXES, SIDE, LINE, TERMS, ROWS, BLOCK, DEPTH, AHEAD,
+        )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------- the products
@@ -253,36 +263,25 @@ def _blurred_rows(
         )  # fmt: skip
 
 
-# One kernel for all seeds and epochs: no variants for numbers that are 1 or multiples of 16.
-@triton.jit(do_not_specialize=["epoch", "key0", "key1"])
+@triton.jit
 def _second(
-    out, scratch, matrices, images, affine, flip, partner, lam, box, role, t, index,
-    B, H, W, width, log_min, log_ratio, epoch, key0, key1,
+    out, scratch, matrices, images, affine, flip, partner, lam, box, role, t, B, H, W, width, log_min, log_ratio,
     MIX: tl.constexpr, AXES: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, GROUPS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """``BM`` rows of a blurred image, or of a noised one: blurred ones, which take longer, come first."""
+    """``BM`` rows of a blurred image."""
     W = W // 8 * 8  # See _first.
     blocks = tl.cdiv(H, BM)
     image = tl.program_id(0) // blocks
     row = tl.program_id(0) % blocks * BM
     kind = tl.load(role + image).to(tl.int32)
-    if (kind != _CLEAN) & ((kind == _BLUR) == (tl.program_id(1) == 0)):
+    if kind == _BLUR:
         mirror, second, mirror2, part, y0, y1, x0, x1 = recipe(flip, partner, lam, box, image, B, MIX)
-        if kind == _BLUR:
-            reach = _scale_and_reach(t, image, log_min, log_ratio, H, W)[1]
-            _blurred_rows(
-                out, scratch + tl.program_id(0).to(tl.int64) * (3 * BM) * width, matrices, images, affine, image,
-                mirror, second, mirror2, part, y0, y1, x0, x1, reach, row, H, W, width, MIX, AXES, SIDE, DEPTH,
-                BM, BN, STAGES,
-            )  # fmt: skip
-        else:
-            level = tl.where(kind == _PURE_NOISE, 1.0, tl.load(t + image))
-            # The cosine as the sine of the complement: exactly 0 at t = 1, and accurate in relative terms near it.
-            pointwise(
-                out, images, affine, image, mirror, second, mirror2, part, y0, y1, x0, x1, sine_quarter(1.0 - level),
-                sine_quarter(level), tl.load(index + image), epoch, key0, key1, row, row + BM, H, W, MIX, True, GROUPS,
-            )  # fmt: skip
+        reach = _scale_and_reach(t, image, log_min, log_ratio, H, W)[1]
+        _blurred_rows(
+            out, scratch + tl.program_id(0).to(tl.int64) * (3 * BM) * width, matrices, images, affine, image, mirror,
+            second, mirror2, part, y0, y1, x0, x1, reach, row, H, W, width, MIX, AXES, SIDE, DEPTH, BM, BN, STAGES,
+        )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ launching
@@ -295,7 +294,7 @@ class ByteBlocks:
     Attributes:
         first: ``ROWS`` of a matrix, ``TERMS`` of the cosine series at a time, ``GROUPS`` of 24 numbers of the other
             images, ``num_warps``.
-        second: ``BM`` rows and ``BN`` columns of the products, ``STAGES`` of the pipeline of the second, ``GROUPS``,
+        second: ``BM`` rows and ``BN`` columns of the products, ``STAGES`` of the pipeline of the second,
             ``num_warps``.
 
     Raises:
@@ -314,7 +313,7 @@ class ByteBlocks:
 # The fastest by the simulator in bench/sass; no card has measured them.
 BYTE_BLOCKS: Final = ByteBlocks(
     first={"ROWS": 32, "TERMS": 32, "GROUPS": 128, "num_warps": 4},
-    second={"BM": 64, "BN": 64, "STAGES": 3, "GROUPS": 128, "num_warps": 4},
+    second={"BM": 64, "BN": 64, "STAGES": 3, "num_warps": 4},
 )
 
 
@@ -371,8 +370,9 @@ def batch_tail_bytes(tail: Tail, out: Tensor, blocks: ByteBlocks) -> Tensor:
         if tail.role is None or tail.t is None or tail.index is None:
             parts = triton.cdiv(H, 16)
             _first[(B * parts,)](
-                out, out, out, out, *common, None, None, B, H, W, parts, 0, 0, 0.0, 0.0, **constants, **shape, **first
-            )
+                out, out, out, out, *common, None, None, None, B, H, W, parts, 0, 0, 0.0, 0.0, 0, 0, 0,
+                **constants, **shape, **first,
+            )  # fmt: skip
             return out
         role, t, index = tail.role.contiguous(), tail.t.contiguous(), tail.index.contiguous()
         logs = math.log(tail.sigma_min), math.log(tail.sigma_max / tail.sigma_min)
@@ -381,14 +381,13 @@ def batch_tail_bytes(tail: Tail, out: Tensor, blocks: ByteBlocks) -> Tensor:
         lines = torch.empty(B * parts, line, dtype=torch.float32, device=device)
         matrices = torch.empty(B * axes, side, side, dtype=torch.float16, device=device)
         _first[(B * parts,)](
-            out, matrices, lines, cosines, *common, role, t, B, H, W, parts, (W + 1) * line, line, *logs,
-            **constants, **shape, **first,
+            out, matrices, lines, cosines, *common, role, t, index, B, H, W, parts, (W + 1) * line, line, *logs,
+            tail.epoch, signed(tail.seed & 0xFFFFFFFF), signed(tail.seed >> 32), **constants, **shape, **first,
         )  # fmt: skip
         width = triton.cdiv(W, _DEPTH) * _DEPTH
         rows = triton.cdiv(H, second["BM"])
         scratch = torch.empty(B * rows, 3, width, second["BM"], dtype=torch.float16, device=device)
-        _second[(B * rows, 2)](
-            out, scratch, matrices, *common, role, t, index, B, H, W, width, *logs,
-            tail.epoch, signed(tail.seed & 0xFFFFFFFF), signed(tail.seed >> 32), **constants, **second,
+        _second[(B * rows,)](
+            out, scratch, matrices, *common, role, t, B, H, W, width, *logs, **constants, **second
         )  # fmt: skip
     return out

@@ -112,5 +112,5 @@ def test_launches_follow_each_other(found: dict[str, Any]) -> None:
         each = [float(us) for us in re.findall(r"_(?:first|second) (\d+\.\d) us", entry)]
         between = H200.launch_us + H200.next_launch_us
         assert len(each) == 2 and row["predicted us"] == pytest.approx(sum(each) + between, abs=0.11)
-    # Noise leaves the first launch nothing to do: a block for each multiprocessor, which has room for several.
-    assert "triton, noise: _first 0.0 us" in "".join(result["entries"])
+    # Noise leaves the second launch nothing to do: its blocks return at once.
+    assert re.search(r"triton, noise: _first [1-9].*; _second 0\.[0-2] us", "\n".join(result["entries"]))
