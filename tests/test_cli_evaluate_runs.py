@@ -28,8 +28,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, trained: Path) -> Path:
+def sweep(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of two runs, one that isn't finished, and one with a damaged network."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # to which a table would be wrapped, and which pytest-xdist sets
     for name in ("run-10", "run-2", "run-3", "run-4"):
         shutil.copytree(trained, tmp_path / "sweep" / name)
     for name in ("model.pt", "result.json"):
