@@ -97,6 +97,19 @@ def write_json(path: Path, content: object) -> None:
         file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
+def check_writable(option: str, folder: Path) -> None:
+    """Refuse a folder that can't be made or written to, before the work whose results belong there.
+
+    Raises:
+        ValueError: it, or the first one above it that is there, is a file or can't be written to; after ``option``.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise ValueError(f"{option}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{option}: {there} can't be written to: no permission")
+
+
 def in_runs(folder: Path, *patterns: str) -> list[Path]:
     """What matches in the folders of runs below ``folder``, a sweep's or one of several, in alphabetical order."""
     return sorted({x for depth in ("*", "*/*") for pattern in patterns for x in folder.glob(f"{depth}/{pattern}")})

@@ -135,7 +135,7 @@ def test_an_output_that_can_not_be_made_is_refused_before_any_work(
         assert fails(capsys, small_images.main, *arguments) == f"error: --output: {file} is not a folder"
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
     line = fails(capsys, small_images.main, "--data", tmp_path / "none", "--output", tmp_path / "a" / "b")
-    assert line == f"error: --output: {tmp_path} can't be written to"
+    assert line == f"error: --output: {tmp_path} can't be written to: no permission"
 
 
 def test_options_of_a_mollification_that_is_off_are_said_to_do_nothing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,6 @@ from typing import Any
 from fastmoll.train.config import difference
 from fastmoll.train.logs import counted, results_in_words
 from fastmoll.train.settings import Config
-
-
-def check_writable(output: Path) -> None:
-    """Refuse a folder that can't be made or written to, before the work whose results belong there.
-
-    Raises:
-        ValueError: it, or the first folder above it that is there, is a file or can't be written to.
-    """
-    there = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"--run.output: {there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--run.output: {there} can't be written to")
 
 
 def look_for_run(output: Path, wanted: bool) -> bool:

@@ -16,13 +16,13 @@ import torchvision
 
 import fastmoll
 from fastmoll.distributed import Process, Stop, together
-from fastmoll.output import bar, lock, say, write_json
+from fastmoll.output import bar, check_writable, lock, say, write_json
 from fastmoll.pipelines.small import NAMES
 from fastmoll.robustness.checkpoints import find_training
 from fastmoll.train import checkpoint
 from fastmoll.train.config import with_output
 from fastmoll.train.engine import Learner, evaluate, peak_rate
-from fastmoll.train.folder import check_writable, finished, look_for_run
+from fastmoll.train.folder import finished, look_for_run
 from fastmoll.train.logs import Log, Meter, counted, results_in_words, table
 from fastmoll.train.network import make_model
 from fastmoll.train.options import as_typed, idle
@@ -70,7 +70,7 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
             done = finished(output_folder(config), config, process.world_size)
         if not config.run.evaluate and done is None:
             if process.main:  # which alone writes
-                check_writable(output_folder(config))
+                check_writable("--run.output", output_folder(config))
             resuming = look_for_run(output_folder(config), config.run.resume)
     resuming, done = process.gather((resuming, done))[0]  # a network file system may show it to the others later
     if done is not None:

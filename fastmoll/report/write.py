@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from fastmoll.output import replacing, write_json
+from fastmoll.output import check_writable, replacing, write_json
 from fastmoll.report.figures import all_figures
 from fastmoll.report.latex import latex
 from fastmoll.report.page import write_page
@@ -142,11 +141,7 @@ def _listed(folder: Path) -> set[str]:
     Raises:
         ValueError: it holds something else, is no folder or in none, or can't be written to.
     """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise ValueError(f"out: {there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"out: {there} can't be written to: no permission")
+    check_writable("out", folder)
     others = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
     if not others:
         return set()
