@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -140,9 +140,13 @@ def _imported() -> Iterator[Path]:
                 yield path
 
 
+@cache
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib")).resolve()
+
+
 def _installed(path: Path) -> bool:
-    library = Path(sysconfig.get_path("stdlib")).resolve()
-    return path.is_relative_to(library) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return path.is_relative_to(_library()) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def call_function(function: Callable[..., Any], name: str, num_classes: int, option: str) -> nn.Module:
