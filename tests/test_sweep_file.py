@@ -224,7 +224,7 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         (GRID + 'vary."optim.epochs" = 3', "line 8: vary must have a list of values for optim.epochs, got 3"),
         (GRID + 'options."model.weights" = "IMAGENET1K_V9"', "line 8: --model.weights: 'IMAGENET1K_V9' is no file"),
         (GRID + 'net = "resnet50"\noptions."model.weights" = "timm"', "for resnet50: IMAGENET1K_V1, IMAGENET1K_V2; "),
-        (GRID + 'options."optim.epochs" = "ten"', "line 8: --optim.epochs must be an integer, got 'ten'"),
+        (GRID + 'options."optim.epochs" = "ten"', "line 8: --epochs/--optim.epochs: "),
         (GRID + 'options."optim.lr" = -1', "line 8: --optim.lr must be positive and finite, got -1"),
         (GRID + 'mollify = true\noptions."mollify.beta" = [1, -2]', "line 9: mollify: beta"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -128,6 +129,24 @@ def test_a_run_whose_result_is_damaged_is_done_again_and_what_was_there_is_kept(
     assert "1 runs, 0 of them done" in text and f"{run.name}: its result is damaged, and kept as result.json.d" in text
     assert f"{run.name}: resumed" in text and "done in 00:00:0" in text and sweep.state(folder) == "done"
     assert (folder / "result.json.damaged").read_text() == '{"validation": {"err'
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_result_that_can_not_be_read_ends_no_sweep(
+    write_sweep: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_text = Path.read_text
+
+    def stale(path: Path, **options: str) -> str:
+        if path.name == "result.json":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read_text(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", stale)
+    write_sweep(DIGITS)
+    assert main(["sweep", "some.toml", "--filter", "mollify=true", "--device", "cpu"]) == 1
+    out, err = capsys.readouterr()
+    assert "2 failed" in out and err.count("result.json: Stale file handle: left out of the table") == 2
 
 
 @pytest.mark.usefixtures("fake")

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from fastmoll.train.options import as_typed, fail, nearest, program, refuse, value_of
+from fastmoll.sweep.settings import flat
+from fastmoll.train.options import as_typed, fail, look, nearest, program, typed
 from fastmoll.train.recipes import RECIPES, SMALL_RECIPES, recipe_of, small_recipe, with_adamw
 from fastmoll.train.settings import Config, ImageNetConfig, Kind, OptimConfig, SmallConfig, SmallDataConfig
 
@@ -33,11 +34,11 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
     Raises:
         SystemExit: after ``--help`` (0), or for an option that does not exist or can't be read (2).
     """
-    refuse(argv, ImageNetConfig)
-    recipe = value_of(argv, ImageNetConfig, "recipe")
-    config = _parse(argv, _fitting(argv, RECIPES.get(recipe or "", RECIPES["finetune"])))
-    if recipe is None and config.data.path is None:
-        config = _parse(argv, _fitting(argv, RECIPES["sample"]))
+    asked = look(argv, RECIPES["finetune"])
+    given = "recipe" in typed(argv, ImageNetConfig).values()
+    config = _parse(argv, _fitting(argv, asked, RECIPES[asked.recipe]))
+    if not given and config.data.path is None:
+        config = _parse(argv, _fitting(argv, asked, RECIPES["sample"]))
     saved = _trained(config)
     if saved is not None:
         default = RECIPES[config.recipe]
@@ -47,16 +48,16 @@ def parse(argv: Sequence[str] | None = None) -> ImageNetConfig:
                 default = _with_standardisation_of(saved, default)
             data = replace(default.data, size=int(saved["data"]["size"]), path=_path(saved["data"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
-            config = _parse(argv, _fitting(argv, replace(default, data=data, model=model)))
-    return _going_on(argv, config, None if recipe is None else f"--recipe {recipe}")
+            config = _parse(argv, _fitting(argv, asked, replace(default, data=data, model=model)))
+    return _going_on(argv, config, f"--recipe {asked.recipe}" if given else None)
 
 
 def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
     """Read the command line of ``small_images.py``; arguments, result and errors as for `parse`."""
-    refuse(argv, SmallConfig)
-    name = value_of(argv, SmallConfig, "data.name")
-    recipe = small_recipe(SmallDataConfig.name if name is None else name)
-    default = _fitting(argv, SMALL_RECIPES[recipe])
+    asked = look(argv, SMALL_RECIPES["digits"])
+    given = "data.name" in typed(argv, SmallConfig).values()
+    recipe = small_recipe(asked.data.name)
+    default = _fitting(argv, asked, SMALL_RECIPES[recipe])
     if recipe == "digits":
         hint = "The defaults below are those of digits; all other data have the paper's: --data cifar10 --help."
     else:
@@ -68,20 +69,20 @@ def parse_small(argv: Sequence[str] | None = None) -> SmallConfig:
             if not _standardised(config):
                 default = _with_standardisation_of(saved, default)
             data = default.data
-            if name is None:  # else the run's path would be that of other data
+            if not given:  # else the run's path would be that of other data
                 data = replace(data, name=str(saved["data"]["name"]), path=_path(saved["data"]))
             model = replace(default.model, name=str(saved["model"]["name"]))
             config = _parse(argv, replace(default, data=data, model=model))
-    return _going_on(argv, config, None if name is None else f"--data {name}")
+    return _going_on(argv, config, f"--data {asked.data.name}" if given else None)
 
 
-def _fitting(argv: Sequence[str] | None, default: Kind) -> Kind:
+def _fitting(argv: Sequence[str] | None, asked: Config, default: Kind) -> Kind:
     """A recipe for the optimiser that is asked for, and its warm-up not longer than the run."""
-    if value_of(argv, type(default), "optim.name") == "adamw":
+    if asked.optim.name == "adamw":
         default = with_adamw(default)
-    epochs, optim = value_of(argv, type(default), "optim.epochs"), default.optim
-    if epochs is not None and 0 <= int(epochs) < optim.warmup_epochs:
-        warmup = int(epochs) * optim.warmup_epochs / optim.epochs
+    epochs, optim = asked.optim.epochs, default.optim
+    if "optim.epochs" in typed(argv, type(default)).values() and 0 <= epochs < optim.warmup_epochs:
+        warmup = epochs * optim.warmup_epochs / optim.epochs
         default = replace(default, optim=replace(optim, warmup_epochs=warmup))
     return default
 
@@ -116,10 +117,10 @@ def _going_on(argv: Sequence[str] | None, config: Kind, asked: str | None) -> Ki
         recipe = recipe_of(restored)[0]
         if asked is not None and recipe != recipe_of(config)[0]:
             raise ValueError(f"that run's recipe is {recipe}, not that of {asked}")
-        given = value_of(argv, type(config), "optim.name")
         trained = saved.get("optim", {}).get("name", OptimConfig.name)
-        if given not in (None, trained):  # what else differs follows from it
-            raise ValueError(f"that run's optimiser is {trained}, not {given}")
+        given = "optim.name" in typed(argv, type(config)).values()
+        if given and config.optim.name != trained:  # what else differs follows from it
+            raise ValueError(f"that run's optimiser is {trained}, not {config.optim.name}")
         restored = _shared_out(restored, saved)
     except ValueError as error:
         fail(as_typed(f"--run.output: {path} does not fit: {error}", config, argv))
@@ -372,8 +373,8 @@ def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
 
     Settings that ``saved`` lacks had their defaults: it is of a version before there were others.
     """
-    before, now = _flat(saved), _flat(current)
-    before = _flat((ImageNetConfig() if "recipe" in now else SmallConfig()).plain()) | before
+    before, now = flat(saved), flat(current)
+    before = flat((ImageNetConfig() if "recipe" in now else SmallConfig()).plain()) | before
     # A name first: what else differs may follow from it.
     for name in sorted((before.keys() | now.keys()) - _FREE, key=lambda name: (not name.endswith(".name"), name)):
         if before.get(name) != now.get(name):
@@ -384,10 +385,3 @@ def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
 def _require(condition: bool, option: str, value: object, wanted: str) -> None:
     if not condition:
         raise ValueError(f"--{option} must be {wanted}, got {value}")
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

@@ -1,20 +1,23 @@
-"""The command line of a trainer: its options, what is wrong with it in one line, and their names in messages."""
+"""The command line of a trainer: what is wrong with it in one line, its options, and their names in messages."""
 
 from __future__ import annotations
 
 import difflib
-import math
+import io
+import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Final, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Final, NoReturn, get_type_hints
 
 import tyro
 
-from fastmoll.train.settings import Config, ImageNetConfig
+from fastmoll.train.settings import Config, ImageNetConfig, Kind
+
+_OPTION: Final = re.compile(r"--[a-z]|-(?!inf|nan)[a-z]", re.IGNORECASE)  # and no negative number
 
 
 @dataclass(frozen=True)
@@ -23,104 +26,56 @@ class Option:
 
     Attributes:
         setting: ``optim.lr``.
-        names: ``--optim.lr``, then its short forms; none where it is typed without a name.
-        kind: Its type, without None.
-        optional: Whether None is one of its values.
+        names: ``--optim.lr``, then its short forms.
+        off: Of a switch, those that turn it off.
     """
 
     setting: str
     names: tuple[str, ...]
-    kind: Any
-    optional: bool = False
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        """`names`, and for a switch those that turn it off."""
-        off = [re.sub(r"([\w-]+)$", r"no-\1", name.lstrip("-")) for name in self.names if self.kind is bool]
-        return (*self.names, *(f"--{name}" for name in off))
-
-    @property
-    def places(self) -> float:
-        """How many words it takes, at most."""
-        if get_origin(self.kind) is tuple:
-            return math.inf if ... in get_args(self.kind) else len(get_args(self.kind))
-        return 0 if self.kind in (bool, None) else 1
+    off: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Typed:
-    """An option on a command line.
-
-    Attributes:
-        name: As it was typed, but for ``_``; the values where it has none.
-        option: Which it is.
-        values: The words that it takes.
-    """
-
-    name: str
-    option: Option
-    values: list[str]
-
-
-def read(argv: Sequence[str] | None, kind: type[Config]) -> list[Typed]:
-    """What is on a command line, in its order; values are not looked at.
+def look(argv: Sequence[str] | None, default: Kind) -> Kind:
+    """The settings that a command line asks for, whether or not for help too; some decide on the defaults of others.
 
     Args:
         argv: The command line without the program's name; None: that of this process.
-        kind: Type of the settings.
+        default: What is not asked for.
 
     Raises:
-        ValueError: an option that there is not, or a word that none takes.
+        SystemExit: 2, after a line that says what is wrong with it.
     """
-    named = {name: option for option in _options(kind) for name in option.all_names}
-    unnamed = [option for option in _options(kind) if not option.names]
-    words, found = [*(sys.argv[1:] if argv is None else argv)], []
-    end = words.index("--") if "--" in words else len(words)
-    words, free = words[:end], words[end + 1 :]
-    while words:
-        word = words.pop(0)
-        if not _is_option(word):
-            free.append(word)
-            continue
+    kind, manual = type(default), f"(see {program(type(default))} --help)"
+    words = [word for word in (sys.argv[1:] if argv is None else argv) if word not in ("-h", "--help")]
+    known = {name: option for option in _options(kind) for name in (*option.names, *option.off)}
+    for word in words:  # tyro may take for DATA what follows an option that there is not, and the value of a switch
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name not in named:
-            raise ValueError(f"there is no option {name}{nearest(name, named)}")
-        option, values = named[name], [value] if equals else []
-        while words and len(values) < option.places and not _is_option(words[0]):
-            values.append(words.pop(0))
-            if option.optional and values == ["None"]:
-                break
-        found.append(Typed(name, option, values))
-    if len(free) > len(unnamed):
-        word = free[len(unnamed)]
-        hint = "" if unnamed or not os.path.exists(word) else f"; did you mean --data {word}?"
-        raise ValueError(f"no option takes the word {word!r}{hint}")
-    return [*found, *(Typed(word, option, [word]) for word, option in zip(free, unnamed, strict=False))]
-
-
-def refuse(argv: Sequence[str] | None, kind: type[Config]) -> None:
-    """End the process where a command line has options or values that there are not; arguments as for `read`.
-
-    Raises:
-        SystemExit: 2, after a line that names the option, the value and what is allowed.
-    """
+        if _OPTION.match(word) and name not in known:
+            fail(f"there is no option {name}{nearest(name, known)} {manual}")
+        if equals and name in known and known[name].off:
+            fail(f"{name} must be without a value, got {value!r}")
+    text = io.StringIO()
     try:
-        found = read(argv, kind)
-    except ValueError as error:
-        fail(f"{error} (see {program(kind)} --help)")
-    for one in found:
-        wanted = _wanted(one.option, one.values)
-        if wanted is not None:
-            got = repr(" ".join(one.values)) if one.values else "nothing"
-            choices = get_args(one.option.kind) if get_origin(one.option.kind) is Literal else ()
-            fail(f"{one.name} must be {wanted}, got {got}{nearest(' '.join(one.values), choices)}")
+        with redirect_stdout(text), redirect_stderr(text):  # colours and the edges of boxes depend on the former
+            config, free = tyro.cli(kind, args=words, default=default, return_unknown_args=True)
+    except SystemExit:
+        # In a box: a title, what is wrong, and more about it below a line or an empty one.
+        lines = (line.strip("│ ") for line in text.getvalue().splitlines()[1:])
+        parts = itertools.groupby(lines, lambda line: bool(line.strip("─-")))
+        message = next(" ".join(part) for worded, part in parts if worded)
+        fail(f"{message.removeprefix('Error parsing ')} {manual}")
+    if free:
+        hint = f"; did you mean --data {free[0]}?" if "--data" in known and os.path.exists(free[0]) else ""
+        fail(f"no option takes the word {free[0]!r}{hint} {manual}")
+    return config
 
 
-def value_of(argv: Sequence[str] | None, kind: type[Config], setting: str) -> str | None:
-    """The last value of an option, which decides on the defaults of others; arguments as for `read`."""
-    values = [one.values[0] for one in read(argv, kind) if one.option.setting == setting]
-    return values[-1] if values else None
+def typed(argv: Sequence[str] | None, kind: type[Config]) -> dict[str, str]:
+    """The options on a command line, by their names as typed but for ``_``, and the settings that they are."""
+    settings = {name: option.setting for option in _options(kind) for name in (*option.names, *option.off)}
+    names = [word.partition("=")[0].replace("_", "-") for word in (sys.argv[1:] if argv is None else argv)]
+    return {name: settings[name] for name in names if name in settings}
 
 
 def fail(message: str) -> NoReturn:
@@ -152,16 +107,14 @@ def as_typed(text: str, config: Config, argv: Sequence[str] | None) -> str:
         config: Settings of the run.
         argv: Its command line without the program's name; None: that of this process.
     """
-    words = {one.name for one in read(argv, type(config))}
-    options = _options(type(config))
+    options, words = _options(type(config)), typed(argv, type(config))
     argument = re.match(r"(\w+)(?=\[\d\]|=| must )", text)
-    handed_on = [x.names[0] for x in options if argument and x.names and x.setting.endswith(f".{argument[1]}")]
+    handed_on = [x.names[0] for x in options if argument and x.setting.endswith(f".{argument[1]}")]
     if argument and len(handed_on) == 1:
         text = handed_on[0] + text[argument.end() :]
-    for option in options:
-        for short in option.names[1:]:
-            if option.names[0] not in words:
-                text = re.sub(rf"(?<![\w.-]){re.escape(option.names[0])}(?!\.?[\w-])", short, text)
+    for full, *short in (option.names for option in options):
+        if short and full not in words:
+            text = re.sub(rf"(?<![\w.-]){re.escape(full)}(?!\.?[\w-])", short[0], text)
     return text
 
 
@@ -175,65 +128,28 @@ _OF_EVALUATION: Final = (
 
 def idle(config: Config, argv: Sequence[str] | None) -> str | None:
     """Options of a command line that the run makes nothing of, in words; arguments as for `as_typed`."""
-    if not config.run.evaluate and config.mollify.enabled:
-        return None
-    found = [(one.name, one.option.setting) for one in read(argv, type(config))]
+    found = typed(argv, type(config)).items()
     if config.run.evaluate:
         where, names = "with --evaluate", [name for name, setting in found if setting not in _OF_EVALUATION]
-    else:
+    elif not config.mollify.enabled:
         of_mollify = [(name, setting) for name, setting in found if setting.startswith("mollify.")]
         where, names = "without --mollify", [name for name, setting in of_mollify if setting != "mollify.enabled"]
-    names = [*dict.fromkeys(names)]
+    else:
+        return None
     return f"{where}, {', '.join(names)} {'does' if len(names) == 1 else 'do'} nothing" if names else None
 
 
-def _options(kind: type[Config]) -> tuple[Option, ...]:
-    return (Option("help", ("--help", "-h"), None), *_of(kind, ""))
-
-
-def _of(kind: type[Any], prefix: str) -> Iterator[Option]:
+def _options(kind: type[Any], prefix: str = "") -> list[Option]:
+    """The options of settings, without DATA, which is typed without a name."""
+    found: list[Option] = []
     for field, annotation in get_type_hints(kind, include_extras=True).items():
-        if isinstance(annotation, type) and is_dataclass(annotation):
-            yield from _of(annotation, f"{prefix}{field}.")
-            continue
         notes = getattr(annotation, "__metadata__", ())
-        bare = annotation.__origin__ if notes else annotation
-        parts = get_args(bare) if isinstance(bare, UnionType) else (bare,)
-        short = [name for note in notes for name in getattr(note, "aliases", None) or ()]
-        names = () if tyro.conf.Positional in notes else (f"--{prefix}{field}".replace("_", "-"), *short)
-        yield Option(f"{prefix}{field}", names, next(x for x in parts if x is not NoneType), NoneType in parts)
-
-
-def _is_option(word: str) -> bool:
-    """Whether a word begins an option; a negative number does not."""
-    return word.startswith("-") and word.lstrip("-")[:1].isalpha() and word.lower() not in ("-inf", "-infinity", "-nan")
-
-
-def _wanted(option: Option, values: list[str]) -> str | None:
-    """What an option's values must be, in words; None where these are."""
-    kind, places = option.kind, option.places
-    if places == 0:
-        return "without a value" if values else None
-    if option.optional and values == ["None"]:
-        return None
-    many = get_origin(kind) is tuple
-    one = get_args(kind)[0] if many else kind
-    if len(values) >= (1 if places == math.inf else places) and all(_fits(value, one) for value in values):
-        return None
-    if get_origin(one) is Literal:
-        what = f"one of {', '.join(get_args(one))}"
-    elif many:
-        what = "numbers" if places == math.inf else f"{places} numbers"
-    else:
-        what = {int: "an integer", float: "a number"}.get(one, "")
-    return (f"{what} or None" if option.optional else what) if what else "given a value"
-
-
-def _fits(value: str, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    try:
-        kind(value)
-    except ValueError:
-        return False
-    return True
+        if isinstance(annotation, type) and is_dataclass(annotation):
+            found += _options(annotation, f"{prefix}{field}.")
+        elif tyro.conf.Positional not in notes:
+            short = [name for note in notes for name in getattr(note, "aliases", None) or ()]
+            names = (f"--{prefix}{field}".replace("_", "-"), *short)
+            switch = getattr(annotation, "__origin__", annotation) is bool
+            off = tuple(re.sub(r"([\w-]+)$", r"no-\1", name.lstrip("-")) for name in names if switch)
+            found.append(Option(f"{prefix}{field}", names, tuple(f"--{name}" for name in off)))
+    return found

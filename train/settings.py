@@ -72,7 +72,7 @@ class MollifyConfig:
 
     enabled: Annotated[bool, tyro.conf.arg(aliases=["--mollify"])] = True
     """Mollify; off, the targets are the class numbers."""
-    roles: tuple[float, ...] = (1.0, 1.0, 1.0)
+    roles: tuple[float, float, float] | tuple[float, float, float, float] = (1.0, 1.0, 1.0)
     """Weights of the roles clean, noise, blur (and, optionally, pure noise)."""
     beta: tuple[float, float] = (1.0, 2.0)
     """Parameters (a, b) of the Beta distribution of temperatures."""

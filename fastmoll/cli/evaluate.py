@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             _rescore(process, args.rescore) if rescoring else _evaluate(process, args)
         except Stop as stop:
-            raise Stop(stop.message and _name_option(stop.message), stop.code) from stop
+            raise Stop(stop.message and name_option(stop.message, _parser()), stop.code) from stop
 
     return together("cpu" if rescoring else args.device, work)
 
@@ -237,6 +237,7 @@ def _networks(process: Process, checkpoints: Sequence[str]) -> dict[str, str]:
     # Of several names of a run, the first.
     once = {Path(x).resolve() if Path(x).exists() else x: label for label, x in reversed(found.items())}.values()
     found = {label: x for label, x in found.items() if label in once}
+    kept: dict[str, str] = {}
     left_out: dict[str, list[str]] = {}
     for label, name in found.items():
         path = Path(name)
@@ -246,8 +247,8 @@ def _networks(process: Process, checkpoints: Sequence[str]) -> dict[str, str]:
             done = (path / "result.json").exists()
             reason = "are finished, but have no weights any more," if done else "are not finished"
             left_out.setdefault(f"runs {reason}", []).append(label)
-    without = {label for names in left_out.values() for label in names}
-    kept = {label: name for label, name in found.items() if label not in without}
+        else:
+            kept[label] = name
     if not kept:
         what = f"no run in {checkpoints[0]} is finished" if len(checkpoints) == 1 else "none of these is a finished run"
         raise ValueError(f"CHECKPOINT: {what}: {', '.join(found)}")
@@ -294,7 +295,7 @@ def _one_by_one(process: Process, places: Mapping[str, str], work: Callable[[str
         except Stop as stop:
             codes.append(stop.code)
             if stop.message is not None:
-                message = _name_option(stop.message)
+                message = name_option(stop.message, _parser())
                 if message not in failed:  # what is wrong with all runs, as data that are not there, is said once
                     sys.stderr.write(f"error: {place}: {message}\n")
                 failed.setdefault(message, []).append(name)
@@ -307,10 +308,6 @@ def _one_by_one(process: Process, places: Mapping[str, str], work: Callable[[str
             say(process, "\n" + summary(results, width))
     if codes:
         raise Stop(None, 2 if codes == [2] * len(places) else 1)
-
-
-def _name_option(message: str) -> str:
-    return name_option(message, _parser())
 
 
 def _parser() -> argparse.ArgumentParser:

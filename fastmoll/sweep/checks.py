@@ -60,7 +60,7 @@ def done_otherwise(runs: Sequence[Run], out: Path) -> list[str]:
         if change is not None:
             found.setdefault(change, []).append(run.name)
     return [
-        f"{out}: done before with {change}, and left as it is: {', '.join([*names[:3], *['...'][: len(names) - 3]])}"
+        f"{out}: done before with {change}, and left as it is: {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
         for change, names in found.items()
     ]
 

@@ -198,8 +198,8 @@ class _Sweep:
         """The combinations of data sets and options of one grid, names checked that need no trainer."""
         table = grid_name(number)
         self.check_keys(table, grid, _KEYS)
-        merged, origins = {**self.defaults, **grid}, {**dict.fromkeys(self.defaults, DEFAULTS)}
-        origins |= dict.fromkeys(grid, table)
+        merged = {**self.defaults, **grid}
+        origins = {**dict.fromkeys(self.defaults, DEFAULTS), **dict.fromkeys(grid, table)}
         trainer = merged.get("trainer", TRAINERS[0])
         if trainer not in TRAINERS:
             self.fail(origins["trainer"], f"unknown trainer {trainer!r}: {hint(str(trainer), TRAINERS)}", "trainer")

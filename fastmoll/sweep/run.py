@@ -23,7 +23,7 @@ from fastmoll.sweep.checks import check_start, done_otherwise, parse_task
 from fastmoll.sweep.file import Run, find_file, read_sweep
 from fastmoll.sweep.select import select
 from fastmoll.sweep.settings import environment_alone
-from fastmoll.sweep.table import as_csv, as_markdown, is_done, make_rows, read_result, read_results
+from fastmoll.sweep.table import as_csv, as_markdown, is_done, make_rows, read_results
 
 _POLL: Final = 0.2
 _GRACE: Final = 15.0  # seconds to end in; SLURM gives 30 before it kills
@@ -224,9 +224,10 @@ class _Sweep:
             child.lock.close()
             code, name = child.process.returncode, child.run.name
             took = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - child.started))
-            if code == 0 and is_done(child.folder):
+            results, _ = read_results([child.run], self.out)
+            if code == 0 and results:
                 self.done += 1
-                _say(f"{name}: done in {took}, error {(read_result(child.folder) or {})['error']:.2f} %")
+                _say(f"{name}: done in {took}, error {results[0][1]['error']:.2f} %")
             elif _held(child.folder / ".lock"):
                 self.leave(child.run, None)
             else:

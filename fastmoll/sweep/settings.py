@@ -27,7 +27,7 @@ DECISIVE: Final = ("optim.name", "optim.epochs")
 """Settings by which the trainers choose defaults of others."""
 
 # Run in a process of its own, because fastmoll does not import its trainers: reads [[trainer, arguments], ...], writes
-# for each the settings that follow or what is wrong. No network, no data, no GPU: a few hundredths of a second each.
+# for each the settings that follow or what is wrong. No network, no data, no GPU: a tenth of a second each.
 _READ_SETTINGS: Final = """
 import contextlib, io, json, sys
 from fastmoll.train import config
@@ -38,7 +38,7 @@ def read(trainer, arguments):
             settings = {"small_images": config.parse_small, "imagenet": config.parse}[trainer](arguments)
         config.check(settings)
     except SystemExit:
-        return {"error": " ".join(text.getvalue().removeprefix("error: ").split())}
+        return {"error": text.getvalue().removeprefix("error: ").strip()}
     except ValueError as error:
         return {"error": str(error)}
     return {"settings": settings.plain()}
