@@ -246,7 +246,7 @@ class Augment:
             assert self.spec.policy is not None
             known = ranges(self.spec.policy, self.size, self.size)
             bins = max(len(r.magnitudes) for r in known.values() if r.magnitudes is not None)
-            magnitudes = torch.zeros(len(OPERATIONS), bins)
+            magnitudes = torch.zeros(len(OPERATIONS), bins, dtype=torch.float32)
             for name, entry in known.items():
                 if entry.magnitudes is not None:
                     magnitudes[OPERATIONS.index(name)] = entry.magnitudes

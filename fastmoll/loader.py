@@ -250,15 +250,22 @@ class ImageNetLoader:
             self._require_open()
             place.require(token)
             self._stream.seek(place.epoch, place.position)
+            before = self._stream.position
             images, index, flip = self._stream.next()
             valid = min(self._batch_size, self._shard_size - place.position * self._batch_size)
             if self._config.train:
                 valid = self._batch_size  # the shards of the rest of an epoch are others
+            try:
+                batch = self._finish(images[:valid], index[:valid], None if flip is None else flip[:valid])
+            except BaseException:  # of a function of the user's: the batch has not been handed out
+                self._stream.restore(before)
+                raise
+            if self._config.train:
                 if place.position == 0:
                     self._seen[:] = False
                 self._seen[index.numpy()] = True
             place.position += 1
-            yield self._finish(images[:valid], index[:valid], None if flip is None else flip[:valid])
+            yield batch
         place.end(token)
 
     def _finish(self, images: Tensor, index: Tensor, flip: Tensor | None) -> tuple[Any, ...]:

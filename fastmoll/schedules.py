@@ -71,7 +71,7 @@ def decay_of(label_decay: Callable[[Tensor, Tensor], Tensor], role: Tensor, t: T
     Raises:
         ValueError: the function gives something else.
     """
-    gamma = label_decay(role, t)
+    gamma = label_decay(role, t.clone())  # the images need t as it is, and a function may work in place
     check_temperature("label_decay(role, t)", gamma, (len(t),), t.device)
     return gamma.detach().float()
 
@@ -101,7 +101,7 @@ def blur_temperature(
         ValueError: the function gives something else.
     """
     low, high = resolve_scales(sigma_min, sigma_max, width)
-    sigma = blur_scale(t)
+    sigma = blur_scale(t.clone())
     check_tensor("blur_scale(t)", sigma, (len(t),), FLOATING, t.device)
     sigma, blurred = sigma.detach().double(), role == BLUR
     # The ends may be off by the rounding of a function that computes in float32.

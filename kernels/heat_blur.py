@@ -129,7 +129,7 @@ def heat_blur(x: Tensor, t: Tensor, *, sigma_min: float = 0.3, sigma_max: float 
         across = heat_matrix(heat_kernel(sigma, width).to(dtype))
         down = across if height == width else heat_matrix(heat_kernel(sigma, height).to(dtype))
         # Channels-last images are put in order once: a product on the strided view, or on (W, C) slices, is slower.
-        planes = x.to(dtype, memory_format=torch.contiguous_format)
+        planes = x.to(dtype, memory_format=torch.contiguous_format).contiguous()  # the former lets transposed ones be
         rows = torch.bmm(planes.view(batch, channels * height, width), across)
         out.copy_(down.unsqueeze(1) @ rows.view(batch, channels, height, width))
     return out

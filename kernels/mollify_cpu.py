@@ -119,7 +119,8 @@ def _run(
         return result
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     layout = torch.channels_last if last else torch.contiguous_format
-    source = x.to(torch.float32, memory_format=layout)
+    # Not memory_format= of to(): that leaves a transposed image as it is.
+    source = x.float().contiguous(memory_format=layout)
     direct = result.dtype == torch.float32 and result.is_contiguous(memory_format=layout)
     target = result if direct else recycled.empty_like(source)
     _compute(source, target, last, role, t, seed, epoch, index, sigma_min, sigma_max)
@@ -146,7 +147,7 @@ def _compute(
     alpha = torch.sin((1.0 - t) * (math.pi / 2))
 
     def flat(images: Tensor) -> Any:
-        return (images.permute(0, 2, 3, 1) if last else images).reshape(batch, -1).numpy()
+        return (images.permute(0, 2, 3, 1) if last else images).view(batch, -1).numpy()
 
     source, target, roles = flat(x), flat(out), role.numpy()
     noised = np.flatnonzero((roles == NOISE) | (roles == PURE_NOISE))

@@ -143,11 +143,12 @@ def test_scale_grows_geometrically_from_sigma_min_to_sigma_max():
 def test_memory_format_dtype_and_values_are_kept(dtype):
     x, t = batch(10, 14, dtype)
     last = x.to(memory_format=torch.channels_last)
-    strided = torch.cat((x, x), 3)[..., ::2]
+    strided, rotated = torch.cat((x, x), 3)[..., ::2], torch.rot90(x, 1, (2, 3))
     assert heat_blur(x, t).is_contiguous()
     assert heat_blur(last, t).is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(heat_blur(last, t), heat_blur(x, t))
     assert torch.equal(heat_blur(strided, t), heat_blur(strided.contiguous(), t))
+    assert torch.equal(heat_blur(rotated, t), heat_blur(rotated.contiguous(), t))
 
 
 def test_an_image_is_blurred_alike_in_any_batch():

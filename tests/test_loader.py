@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from imagenet_loaders import Make, equal, loader, stream
+from small_loaders import loader as small_loader
 from torch import Tensor
 
 import fastmoll
@@ -206,6 +208,28 @@ def test_mixed_batches_resume_exactly(make_tree: Make) -> None:
         _ = [*islice(first, 2)]
         second.load_state_dict(first.state_dict())
         assert equal(stream(second), whole[2:])
+
+
+def test_a_batch_that_a_users_function_failed_at_comes_again(make_tree: Make) -> None:
+    failing: list[bool] = []
+
+    def decay(role: Tensor, t: Tensor) -> Tensor:
+        if failing and failing.pop():
+            raise MemoryError
+        return t
+
+    for classes, make in ((3, partial(loader, make_tree(8))), (5, small_loader)):
+        mollify = fastmoll.Mollify(classes, label_decay=decay)
+        with make(mollify=mollify) as first, make(mollify=mollify) as second:
+            whole = stream(first)
+            first.set_epoch(0)
+            batches = iter(first)
+            next(batches)
+            failing.append(True)
+            with pytest.raises(MemoryError):
+                next(batches)
+            second.load_state_dict(first.state_dict())
+            assert equal(stream(second), whole[1:])
 
 
 def test_training_crops_and_flips_differ_between_epochs_and_samples_are_the_same(make_tree: Make) -> None:

@@ -1,5 +1,6 @@
 """The compiled CPU path against the definitions in float64, and what must not change its results."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -138,6 +139,10 @@ def test_strided_images_are_read_as_they_are():
         assert torch.equal(mollify_cpu(view, MIXED, TEMPERATURES), expected)
         into = torch.full_like(padded, float("nan"))[:, :, :40].as_strided(x.shape, view.stride())
         assert torch.equal(mollify_cpu(view, MIXED, TEMPERATURES, out=into), expected)
+    for order in itertools.permutations(range(4)):  # as rot90 and mT give them
+        there = x.permute(order).contiguous().permute(torch.tensor(order).argsort().tolist())
+        assert torch.equal(mollify_cpu(there, MIXED, TEMPERATURES), expected), order
+        assert torch.equal(mollify_cpu(there, MIXED, TEMPERATURES, out=torch.empty_like(there)), expected), order
 
 
 @pytest.mark.parametrize(("dtype", "ulp"), [(torch.float16, 2**-11), (torch.bfloat16, 2**-8)])

@@ -82,6 +82,14 @@ def test_schedules_survive_copies_pickles_and_are_shown_the_same_in_every_proces
     assert " at 0x" not in repr(Mollify(CLASSES, temperature=functools.partial(torch.pow, exponent=0.5)))
 
 
+def test_functions_may_work_in_place():
+    images, labels, index = batch()
+    plain = Mollify(CLASSES, label_decay=lambda role, t: t * 0.5, blur_scale=lambda t: 0.3 + 2 * t)
+    in_place = Mollify(CLASSES, label_decay=lambda role, t: t.mul_(0.5), blur_scale=lambda t: t.mul_(2).add_(0.3))
+    for a, b in zip(plain(images, labels, index), in_place(images, labels, index), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_decay_with_parameters_sends_no_gradient():
     images, labels, index = batch()
     weight = torch.tensor(0.5, requires_grad=True)
