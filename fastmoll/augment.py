@@ -246,17 +246,19 @@ class Augment:
             assert self.spec.policy is not None
             known = ranges(self.spec.policy, self.size, self.size)
             bins = max(len(r.magnitudes) for r in known.values() if r.magnitudes is not None)
-            magnitudes = torch.zeros(len(OPERATIONS), bins, dtype=torch.float32)
+            magnitudes = torch.zeros(len(OPERATIONS), bins, dtype=torch.float32, device="cpu")
             for name, entry in known.items():
                 if entry.magnitudes is not None:
                     magnitudes[OPERATIONS.index(name)] = entry.magnitudes
-            signed = torch.tensor([name in known and known[name].signed for name in OPERATIONS])
-            numbers = torch.tensor([OPERATIONS.index(name) for name in known])
+            signed = torch.tensor([name in known and known[name].signed for name in OPERATIONS], device="cpu")
+            numbers = torch.tensor([OPERATIONS.index(name) for name in known], device="cpu")
             pairs = AUTO_AUGMENT[self.auto_augment]
             tables = (
-                torch.tensor([[OPERATIONS.index(name) for name, _, _ in pair] for pair in pairs]),
-                torch.tensor([[place or 0 for _, _, place in pair] for pair in pairs]),
-                torch.tensor([[probability for _, probability, _ in pair] for pair in pairs], dtype=torch.float64),
+                torch.tensor([[OPERATIONS.index(name) for name, _, _ in pair] for pair in pairs], device="cpu"),
+                torch.tensor([[place or 0 for _, _, place in pair] for pair in pairs], device="cpu"),
+                torch.tensor(
+                    [[probability for _, probability, _ in pair] for pair in pairs], dtype=torch.float64, device="cpu"
+                ),
             )
             self._tables[device] = tuple(table.to(device) for table in (numbers, magnitudes, signed, *tables))
         return self._tables[device]

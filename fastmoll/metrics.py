@@ -165,13 +165,13 @@ class ClassificationMetrics(Metric):
         Raises:
             ValueError: a sample id came twice, or only some batches had ids.
         """
-        samples = torch.empty(0, 3, dtype=torch.float64)
+        samples = torch.empty(0, 3, dtype=torch.float64, device="cpu")
         if len(self.samples):
             samples = _in_order(_joined(self.samples), _joined(self.ids))
         confidence, correct, nll = samples.T.contiguous()
         count = len(samples)
         if count == 0:
-            nan = torch.tensor(torch.nan, dtype=torch.float64)
+            nan = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
             errors = dict.fromkeys(("error", "nll", "ece", "ece_adaptive", "ece_batch100"), nan)
         else:
             errors = {
@@ -183,7 +183,7 @@ class ClassificationMetrics(Metric):
             }
         return {
             **errors,
-            "count": torch.tensor(count, dtype=torch.float64),
+            "count": torch.tensor(count, dtype=torch.float64, device="cpu"),
             "reliability": _bin_sums(confidence, correct, self.num_bins)[0],
         }
 
@@ -239,12 +239,12 @@ def _in_order(samples: Tensor, ids: Tensor) -> Tensor:
 
 def _bin_sums(confidence: Tensor, correct: Tensor, bins: int, batch: int | None = None) -> Tensor:
     """Samples, confidences and hits of each bin of each batch, float64 ``(batches, bins, 3)``."""
-    inner_edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+    inner_edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device="cpu")[1:-1]
     bin_of = torch.bucketize(confidence, inner_edges)  # right=False: edge[i-1] < value <= edge[i]
     batches = 1
     if batch is not None:
         batches = -(-len(confidence) // batch)
-        bin_of += torch.arange(len(confidence)) // batch * bins
+        bin_of += torch.arange(len(confidence), device="cpu") // batch * bins
     size = batches * bins
     columns = (None, confidence, correct)
     sums = [torch.bincount(bin_of, weights, minlength=size).double() for weights in columns]

@@ -52,7 +52,7 @@ def mollify_batch(
     images: Tensor,
     labels: Tensor,
     index: Tensor | None,
-    epoch: int | Tensor,
+    epoch: int | Tensor | None,
     seen: Tensor | None,
     *,
     inplace: bool = False,
@@ -127,7 +127,9 @@ def formula_of(kind: str) -> str:
     return "smooth" if kind == "none" else kind
 
 
-def check_batch(settings: Settings, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int | Tensor) -> int:
+def check_batch(
+    settings: Settings, images: Tensor, labels: Tensor, index: Tensor | None, epoch: int | Tensor | None
+) -> int:
     """Check what comes with the images; returns the epoch.
 
     Raises:
@@ -142,7 +144,12 @@ def check_batch(settings: Settings, images: Tensor, labels: Tensor, index: Tenso
     # Before they move: on the CPU the check can name the bad value. Those on a GPU are looked at there, later.
     if not (isinstance(labels, Tensor) and labels.is_cuda):
         check_labels(labels, settings.num_classes, batch, None)
-    epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS // settings.draws)
+    if index is not None and epoch is None and torch.utils.data.get_worker_info() is not None:
+        raise ValueError(
+            "epoch must be given beside index inside a DataLoader worker, got None: draws would be the same in every "
+            "epoch; pass epoch=, or mollify the batches that the loader returns"
+        )
+    epoch = check_integer("epoch", 0 if epoch is None else epoch, 0, 2**EPOCH_BITS // settings.draws)
     if index is not None and not (isinstance(index, Tensor) and index.is_cuda):
         check_key(settings.seed, epoch, index, batch)
     return epoch
@@ -199,7 +206,7 @@ def _by_role(
         return mollify_cpu(images, role, t, index=index, out=images if inplace else None, **key, **scales)
     out = images.clone()
     for roles in ((NOISE, PURE_NOISE), (BLUR,)):
-        chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8)).nonzero().squeeze(1)
+        chosen = torch.isin(role, torch.tensor(roles, dtype=torch.int8, device="cpu")).nonzero().squeeze(1)
         if not len(chosen):
             continue
         place = chosen.to(images.device, non_blocking=True)

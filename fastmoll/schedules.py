@@ -55,7 +55,9 @@ def quantiles_of(temperature: Callable[[Tensor], Tensor], nodes: int = _NODES) -
     Raises:
         ValueError: the function gives something else.
     """
-    table = temperature(torch.sigmoid(torch.linspace(-LOGIT_LIMIT, LOGIT_LIMIT, nodes, dtype=torch.float64)))
+    table = temperature(
+        torch.sigmoid(torch.linspace(-LOGIT_LIMIT, LOGIT_LIMIT, nodes, dtype=torch.float64, device="cpu"))
+    )
     check_temperature("temperature(u)", table, (nodes,), torch.device("cpu"))
     return table.detach().double()
 

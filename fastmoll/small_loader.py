@@ -233,7 +233,7 @@ class SmallImageLoader:
                 steps = torch.from_numpy(whole[:used]).view(len(self), self._world_size, self._batch_size)
                 index = steps[:, self._rank].flatten()
             else:
-                index = torch.arange(*self._shard)
+                index = torch.arange(*self._shard, device="cpu")
             labels = self._labels[index]
             if self._device.type == "cuda":
                 # From pinned memory a copy waits neither for the stream nor for the host.

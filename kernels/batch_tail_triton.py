@@ -303,7 +303,7 @@ def _cosines(sizes: tuple[int, ...], width: int, device: torch.device) -> Tensor
     tables of all sizes below each other."""
     tables = []
     for size in sizes:
-        k, m = torch.arange(size).unsqueeze(1), torch.arange(width)
+        k, m = torch.arange(size, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
         table = torch.cos((k * m % (2 * size)).double() * (math.pi / size)) / size
         table[0] /= 2.0
         tables.append(table)

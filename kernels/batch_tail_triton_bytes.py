@@ -335,7 +335,7 @@ def _cosines(sizes: tuple[int, ...], width: int, device: torch.device) -> Tensor
     ``m < width``; the tables of all sizes below each other."""
     tables = []
     for size in sizes:
-        k, m = torch.arange(size + 1).unsqueeze(1), torch.arange(width)
+        k, m = torch.arange(size + 1, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
         table = torch.cos((k * m % (2 * size)).double() * (math.pi / size)) / size
         table[[0, -1]] /= 2.0
         tables.append(table)

@@ -69,7 +69,7 @@ def defocus_blur(images: Tensor, severity: int, *, seed: int, index: Tensor) -> 
     # Rows above and below weigh the same: they are added first, and the taps are those of the lower half.
     down, right = np.nonzero(kernel[reach:])
     weights = kernel[reach:][down, right].astype(np.float32)
-    outside = [_mirror(size, reach).numpy() for size in images.shape[2:]]
+    outside = [_mirror(size, reach, images.device).numpy() for size in images.shape[2:]]
     return job.threads(compiled.defocus, down, right, weights, *outside)
 
 
@@ -211,7 +211,7 @@ def disk(radius: float, softness: float) -> np.ndarray:
     return np.ascontiguousarray(mirrored[empty : len(mirrored) - empty, empty : len(mirrored) - empty])
 
 
-def _mirror(size: int, reach: int, device: torch.device | None = None) -> Tensor:
+def _mirror(size: int, reach: int, device: torch.device) -> Tensor:
     """For places ``-reach`` to ``size + reach - 1`` the pixel there: mirrored about the border pixels."""
     period = max(2 * (size - 1), 1)
     place = torch.arange(-reach, size + reach, device=device).remainder(period)

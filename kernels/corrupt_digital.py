@@ -111,7 +111,7 @@ def elastic_transform(images: Tensor, severity: int, *, seed: int, index: Tensor
         share = job._replace(images=images[part], index=index[part])
         matrix = affine(philox.uniform(share.words(share.index, 6)), rows, columns, job.constants[2]).numpy()
         count = 2 * rows * columns if height else 0
-        noise = torch.empty(len(share.images), count, dtype=torch.float32)
+        noise = torch.empty(len(share.images), count, dtype=torch.float32, device="cpu")
         if height:
             fields, key = noise.numpy(), share.key()
             in_threads(functools.partial(noises.uniform, fields, _SKIP, *key), share.images)

@@ -75,7 +75,7 @@ def shot_noise(images: Tensor, severity: int, *, seed: int, index: Tensor) -> Te
         return job.threads(compiled.shot, limits.numpy(), grey.numpy(), guide.numpy(), *job.key())
     # One sorted row for all levels: a level's limits are those of the levels below, moved up.
     width, device = limits.shape[1], images.device
-    row = upload((limits + (torch.arange(256) << 32).unsqueeze(1)).flatten(), device)
+    row = upload((limits + (torch.arange(256, device="cpu") << 32).unsqueeze(1)).flatten(), device)
     grey = upload(grey, device)
 
     def work(part: Tensor, ids: Tensor) -> Tensor:
@@ -119,12 +119,12 @@ def poisson_table(photons: int) -> tuple[Tensor, Tensor]:
         limits: int64 ``(256, photons)``, ascending, in [0, 2^32).
         grey: uint8 ``(photons + 1,)``.
     """
-    rate = torch.arange(256, dtype=torch.float64).unsqueeze(1) / 255.0 * photons
-    count = torch.arange(photons, dtype=torch.float64)
+    rate = torch.arange(256, dtype=torch.float64, device="cpu").unsqueeze(1) / 255.0 * photons
+    count = torch.arange(photons, dtype=torch.float64, device="cpu")
     # A sum, because torch's incomplete gamma function is a few 1e-10 off.
     below = (torch.xlogy(count, rate) - rate - torch.lgamma(count + 1.0)).exp_().cumsum(1)
     limits = (below * 2.0**32 - 0.5).ceil_().sub_(1.0).clamp_(0.0, 2.0**32 - 1.0).long()
-    grey = (torch.arange(photons + 1, dtype=torch.float64) / photons * 255.0).to(torch.uint8)
+    grey = (torch.arange(photons + 1, dtype=torch.float64, device="cpu") / photons * 255.0).to(torch.uint8)
     return limits, grey
 
 
@@ -132,5 +132,5 @@ def poisson_table(photons: int) -> tuple[Tensor, Tensor]:
 def _guide(photons: int) -> Tensor:
     """Where to begin the search in a row of limits: int16 ``(256, 256)``, by level and the word's upper eight bits."""
     limits, _ = poisson_table(photons)
-    lowest = (torch.arange(256) << 24).expand(256, -1).contiguous()
+    lowest = (torch.arange(256, device="cpu") << 24).expand(256, -1).contiguous()
     return torch.searchsorted(limits, lowest).to(torch.int16)

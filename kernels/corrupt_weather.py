@@ -65,7 +65,7 @@ def snow(images: Tensor, severity: int, *, seed: int, index: Tensor) -> Tensor:
     if job.compiled:
         from fastmoll.kernels import corrupt_weather_numba as compiled
 
-        layers = torch.empty(len(images), 1, height, width, dtype=torch.uint8)
+        layers = torch.empty(len(images), 1, height, width, dtype=torch.uint8, device="cpu")
         fall: Callable[..., Any] = compiled.flakes
         arguments = (layers.numpy(), *rows, *columns, *inside, heights, threshold, *job.key())
         in_threads(lambda first, last: fall(*arguments, first, last), layers)

@@ -143,7 +143,7 @@ def _crystals(look: _Look, number: int) -> Tensor:
     """Crystals of all directions at drawn places, their sum's spectrum bent to the power law, in the colours wanted."""
     rows, columns = look.size
     blocks = -(-rows * columns // 2)
-    words = philox.sample_words(torch.tensor([number]), 0, seed=0, purpose=philox.CORRUPT, blocks=blocks)
+    words = philox.sample_words(torch.tensor([number], device="cpu"), 0, seed=0, purpose=philox.CORRUPT, blocks=blocks)
     uniform = uniform_double(torch.stack(words)).view(2, -1)[:, : rows * columns]
     where, what = uniform.view(2, rows, columns).numpy()
     direction = (what * _DIRECTIONS).astype(int)

@@ -62,7 +62,7 @@ def resolve_scales(sigma_min: float, sigma_max: float | None, width: int) -> tup
 @functools.lru_cache(maxsize=32)
 def cosine_table(size: int, device: torch.device) -> Tensor:
     """``ε_k / (2N) cos(π k m / N)``, float64 ``(N, 2N)``: one size serves every batch of a run."""
-    k, m = torch.arange(size), torch.arange(2 * size)
+    k, m = torch.arange(size, device="cpu"), torch.arange(2 * size, device="cpu")
     # The phase is reduced in integers: π k m / N itself grows to 2 π N, where the rounding of π shows.
     table = torch.cos((k.unsqueeze(1) * m % (2 * size)).double() * (math.pi / size)) / size
     table[0] /= 2.0

@@ -73,11 +73,13 @@ def warp(images: Tensor, matrix: Tensor, window: Tensor | None = None, *, biline
     floating = (torch.float32, torch.float64)
     check_tensor("matrix", matrix, (batch, 2, 3), floating, images.device)
     if window is None:
-        edges = upload(torch.tensor([0, height, 0, width]), images.device).expand(batch, 4)
+        edges = upload(torch.tensor([0, height, 0, width], device="cpu"), images.device).expand(batch, 4)
     else:
         check_tensor("window", window, (batch, 4), (torch.int64,), images.device)
         # A list as an index would be a tensor of the host, for which a GPU waits.
-        edges = torch.minimum(window, upload(torch.tensor([height, height, width, width]), images.device)).clamp(min=0)
+        edges = torch.minimum(
+            window, upload(torch.tensor([height, height, width, width], device="cpu"), images.device)
+        ).clamp(min=0)
     if _compiled(images):
         return _run_warp(images, matrix.float(), edges, bilinear)
     return _warp(images, matrix.float(), edges, bilinear)
@@ -228,7 +230,7 @@ def _apply(images: Tensor, op: Tensor, magnitude: Tensor, bilinear: bool) -> Ten
 
     def warped(images: Tensor, op: Tensor, magnitude: Tensor) -> Tensor:
         height, width = images.shape[1:3]
-        edges = upload(torch.tensor([0, height, 0, width]), device).expand(len(images), 4)
+        edges = upload(torch.tensor([0, height, 0, width], device="cpu"), device).expand(len(images), 4)
         return _warp(images, _matrices(op, magnitude, height, width).float(), edges, bilinear)
 
     # Operations that share most of their work are one group where the host does not know which are wanted.
@@ -314,7 +316,7 @@ def _blended(images: Tensor, op: Tensor, magnitude: Tensor) -> Tensor:
 def _run_warp(images: Tensor, matrix: Tensor, window: Tensor, bilinear: bool) -> Tensor:
     from fastmoll.kernels import image_ops_numba as compiled
 
-    source, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8)
+    source, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device="cpu")
     arrays = (source.numpy(), out.numpy(), matrix.contiguous().numpy(), window.contiguous().numpy())
     _in_threads(lambda first, last: compiled.warp(*arrays, bilinear, first, last), images)
     return out
@@ -323,7 +325,7 @@ def _run_warp(images: Tensor, matrix: Tensor, window: Tensor, bilinear: bool) ->
 def _run_apply(images: Tensor, op: Tensor, magnitude: Tensor, bilinear: bool) -> Tensor:
     from fastmoll.kernels import image_ops_numba as compiled
 
-    source, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8)
+    source, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device="cpu")
     matrix = _matrices(op, magnitude, images.shape[1], images.shape[2]).float()
     arrays = (source.numpy(), out.numpy(), op.contiguous().numpy(), magnitude.contiguous().numpy(), matrix.numpy())
     _in_threads(lambda first, last: compiled.apply(*arrays, bilinear, first, last), images)
@@ -333,7 +335,7 @@ def _run_apply(images: Tensor, op: Tensor, magnitude: Tensor, bilinear: bool) ->
 def _run_mix(images: Tensor, chains: Tensor, weights: Tensor) -> Tensor:
     from fastmoll.kernels import image_ops_numba as compiled
 
-    source, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8)
+    source, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device="cpu")
     arrays = (source.flatten(1).numpy(), out.flatten(1).numpy(), chains.contiguous().flatten(2).numpy())
     shares = weights.contiguous().numpy()
     _in_threads(lambda first, last: compiled.mix(*arrays, shares, first, last), images)

@@ -88,7 +88,7 @@ def mollify_cpu(
     check_tensor("role", role, (batch,), (torch.int8,), x.device)
     check_values("role", role, (role >= CLEAN) & (role <= PURE_NOISE), f"lie in [{CLEAN}, {PURE_NOISE}]")
     check_temperature("t", t, (batch,), x.device)
-    index = torch.arange(batch) if index is None else index
+    index = torch.arange(batch, device="cpu") if index is None else index
     philox.check_key(seed, epoch, index, batch)
     sigma_min, sigma_max = resolve_scales(sigma_min, sigma_max, width)
     if out is not None:
@@ -251,10 +251,10 @@ def standardise_cpu(
         interleaved,
         scale,
         bias,
-        array(flip, torch.zeros(batch, dtype=torch.bool)),
-        array(partner, torch.empty(0, dtype=torch.int64)),
-        array(lam, torch.empty(0, dtype=torch.float32)),
-        array(box, torch.empty(0, 4, dtype=torch.int32)),
+        array(flip, torch.zeros(batch, dtype=torch.bool, device="cpu")),
+        array(partner, torch.empty(0, dtype=torch.int64, device="cpu")),
+        array(lam, torch.empty(0, dtype=torch.float32, device="cpu")),
+        array(box, torch.empty(0, 4, dtype=torch.int32, device="cpu")),
     )
     _share(lambda: standardise_numba.run(*arguments), batch, result.numel())
     return result

@@ -117,7 +117,7 @@ def sample_words(index: Tensor, epoch: int, *, seed: int, purpose: int, blocks: 
     key = (seed & _MASK, seed >> 32)
     if index.device.type != "cpu":
         return philox4x32((place, low, middle, high), key)
-    w0, w1, w2, w3 = torch.empty(4, len(index), blocks, dtype=torch.int64)
+    w0, w1, w2, w3 = torch.empty(4, len(index), blocks, dtype=torch.int64, device="cpu")
     step = max(1, _PORTION // max(1, blocks))
     for start in range(0, len(index), step):
         rows = slice(start, start + step)

@@ -69,9 +69,11 @@ def ranges(policy: str, height: int, width: int) -> dict[str, Range]:
     }[policy]
 
     def line(end: float) -> Range:
-        return Range(torch.linspace(0.0, end, limits.bins), True)
+        return Range(torch.linspace(0.0, end, limits.bins, dtype=torch.float32, device="cpu"), True)
 
-    bits = limits.bits - torch.arange(limits.bins) / ((limits.bins - 1) / limits.bits_lost)
+    bits = limits.bits - torch.arange(limits.bins, dtype=torch.float32, device="cpu") / (
+        (limits.bins - 1) / limits.bits_lost
+    )
     return {
         "ShearX": line(limits.shear),
         "ShearY": line(limits.shear),
@@ -80,7 +82,7 @@ def ranges(policy: str, height: int, width: int) -> dict[str, Range]:
         "Rotate": line(limits.rotate),
         **{name: line(limits.enhance) for name in ("Brightness", "Color", "Contrast", "Sharpness")},
         "Posterize": Range(bits.round(), False),
-        "Solarize": Range(torch.linspace(1.0, 0.0, limits.bins), False),
+        "Solarize": Range(torch.linspace(1.0, 0.0, limits.bins, dtype=torch.float32, device="cpu"), False),
         **{name: Range(None, False) for name in limits.others},
     }
 

@@ -103,7 +103,7 @@ def temperature_densities(betas: Sequence[tuple[float, float]]) -> Drawing:
     top = min(10.0, 1.1 * max(3.0, *(float(beta_distribution.pdf(grid, a, b).max()) for a, b in chosen)))
     for place, (a, b) in zip(axes, chosen, strict=False):
         quantiles = None if a == 1 else beta_quantiles(a, b)
-        _, t = draw(torch.arange(_DRAWS), roles=(0, 1, 1), beta=(a, b), quantiles=quantiles)
+        _, t = draw(torch.arange(_DRAWS, device="cpu"), roles=(0, 1, 1), beta=(a, b), quantiles=quantiles)
         place.hist(t.numpy(), bins=40, range=(0, 1), density=True, color=COLOURS[6], alpha=0.6, label="drawn")
         place.plot(grid, beta_distribution.pdf(grid, a, b), color=COLOURS[1], label="density")
         place.set(title=f"Beta({a:g}, {b:g})", xlim=(0, 1), ylim=(0, top), xticks=[0, 0.5, 1], xlabel="temperature t")
@@ -120,7 +120,7 @@ def temperature_densities(betas: Sequence[tuple[float, float]]) -> Drawing:
 def blur_schedule(sizes: Sequence[int]) -> Drawing:
     """σ_B(t) = exp((1−t) ln σ_min + t ln σ_max) for images of several widths (paper, equation 6)."""
     canvas, (axes,) = panels(height=3.2)
-    t = torch.linspace(0, 1, 201, dtype=torch.float64)
+    t = torch.linspace(0, 1, 201, dtype=torch.float64, device="cpu")
     for size, colour, line in zip(sorted(set(sizes)), COLOURS, _LINES * 2, strict=False):
         scale = blur_scale(t, _SIGMA_MIN, size)
         axes.plot(t.numpy(), scale.numpy(), color=colour, linestyle=line, label=f"images of {size} pixels")

@@ -82,7 +82,7 @@ def information(images: Tensor, temperatures: Sequence[float]) -> Array:
 
     # Blur is linear and keeps constants, so standardising first would change nothing.
     blurred = (
-        heat_blur(images.float(), torch.full((len(images),), float(t))).round().clamp(0, 255).byte()
+        heat_blur(images.float(), torch.full((len(images),), float(t), device="cpu")).round().clamp(0, 255).byte()
         for t in temperatures
     )
     return np.stack([sizes(batch) for batch in blurred], 1) / sizes(images)[:, None]
