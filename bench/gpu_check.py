@@ -90,7 +90,7 @@ def main(
 
     Args:
         data: ImageFolder tree of real JPEGs.
-        out: Folder for a log of each part, its results, and ``gpu_check.json``: by default ``bench/results`` for a
+        out: Folder for a log of each part, its results, and gpu_check.json: by default bench/results for a
             card's, a temporary one for a CPU's.
         device: cuda; cpu tries the script out on a machine without a card, which no goal is for.
         seconds: limit of all parts together.

@@ -1,7 +1,7 @@
-"""Benchmarks: ``python bench/run.py NAME [--out FOLDER] --help``, NAME being a key of ``BENCHMARKS``.
+"""The benchmarks of fastmoll. Each prints a table and writes its results as JSON to bench/results/.
 
-Results go as JSON to ``bench/results/``, or where ``--out`` says, and a table is printed; a sweep is drawn, too, and
-``plot`` draws one again.
+With --out FOLDER they go there. A sweep is drawn, too, and plot draws one again. The settings of a benchmark are listed
+by python bench/run.py NAME --help.
 """
 
 from __future__ import annotations

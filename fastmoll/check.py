@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import IO
 from fastmoll.output import Bar
 from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.diagnose import Finding, diagnose
-from fastmoll.pipelines.files import SPLITS, list_folder
+from fastmoll.pipelines.files import SPLITS, ImageFolder, check_classes, check_several, list_folder
 
 _CHUNK = 32  # files a task: enough to hide the cost of sending it, few enough to stop at once
 _TASKS_PER_WORKER = 4
@@ -145,7 +145,8 @@ def run_check(
 ) -> int:
     """Check a data set: a line for each bad or odd file as it is found, then a summary by reason, on standard output.
 
-    Files that are no samples (other extensions, pipes) are counted in the summary, not judged.
+    Files that are no samples (other extensions, pipes) are counted in the summary, not judged. Classes that training
+    refuses make a line like a bad file's.
 
     Args:
         data: ImageFolder tree.
@@ -155,7 +156,7 @@ def run_check(
         threads: As for `check_files`.
 
     Returns:
-        Exit status: 1 if a file is bad (or odd, without ``allow_odd``), else 0.
+        Exit status: 1 if a file, or the classes, are bad (or odd, without ``allow_odd``), else 0.
 
     Raises:
         ValueError: No data set or no such split there, or ``threads`` is not positive.
@@ -173,6 +174,17 @@ def run_check(
     unlistable = {folder.path(sample) for folder in folders for sample in folder.unlistable}
     kinds: Counter[str] = Counter()
     reasons: Counter[tuple[str, str]] = Counter()
+
+    def note(finding: Finding) -> str:
+        """Count it, and put it into a line."""
+        kinds[finding.kind] += 1
+        # A reason is "what: detail"; the detail differs from file to file.
+        reasons.update((finding.kind, part.split(":")[0]) for part in finding.reason.split("; "))
+        return _printable(f"{finding.kind} {finding.path}: {finding.reason}")
+
+    refusal = _refusal(dict(zip(splits, folders, strict=True)))
+    if refusal is not None:
+        sys.stdout.write(f"{note(Finding(str(data), 'bad', refusal))}\n")
     with (
         contextlib.closing(check_files(paths, threads)) as findings,
         Bar(total=len(paths), unit=" files", dynamic_ncols=True) as bar,
@@ -182,10 +194,7 @@ def run_check(
             if path in unlistable:
                 finding = Finding(path, "bad", _UNLISTABLE)
             if finding is not None:
-                kinds[finding.kind] += 1
-                # A reason is "what: detail"; the detail differs from file to file.
-                reasons.update((finding.kind, part.split(":")[0]) for part in finding.reason.split("; "))
-                bar.write(_printable(f"{finding.kind} {finding.path}: {finding.reason}"), file=sys.stdout)
+                bar.write(note(finding), file=sys.stdout)
                 bar.set_postfix(kinds, refresh=False)
     if reasons:
         sys.stdout.write("\n")
@@ -201,6 +210,20 @@ def run_check(
     odd = f", {kinds['odd']} odd" if kinds["odd"] else ""
     sys.stdout.write(f"{_count(len(paths), 'file')} in {_count(len(classes), 'class', 'es')}: {verdict}{odd}\n")
     return int(kinds["bad"] > 0 or (kinds["odd"] > 0 and not allow_odd))
+
+
+def _refusal(folders: Mapping[str, ImageFolder]) -> str | None:
+    """What training says of the classes in these splits, where it refuses them."""
+    if "train" not in folders:
+        return None
+    classes = folders["train"].classes
+    try:
+        if "val" in folders:
+            check_classes(classes, folders["val"].classes, "train and val")
+        check_several(classes)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

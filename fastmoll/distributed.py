@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
+from tqdm import tqdm
 
 from fastmoll.pipelines.errors import BadImageError, in_words
 
@@ -111,7 +113,7 @@ class Process:
 
 
 def together(device: str, work: Callable[[Process], object]) -> int:
-    """Join the processes of this run and do ``work(process)``; errors of input and of the run become a line.
+    """Join the processes of this run and do ``work(process)``; errors of input and run, and warnings, are one line.
 
     Args:
         device: auto, cpu or cuda.
@@ -122,7 +124,7 @@ def together(device: str, work: Callable[[Process], object]) -> int:
         unusable input, 130 interrupted.
     """
     try:
-        with launch(device) as process:
+        with plain_warnings(), launch(device) as process:
             work(process)
     except Stop as stop:
         if stop.message is not None:
@@ -135,6 +137,22 @@ def together(device: str, work: Callable[[Process], object]) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     return 0
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Write warnings of this package in the block as one line each, without the code that they come from."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if category.__module__.startswith("fastmoll."):
+                tqdm.write(f"warning: {message}", file=sys.stderr)
+            else:
+                usual(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

@@ -204,7 +204,7 @@ class Mollify(nn.Module):
         images: Tensor,
         labels: Tensor,
         index: Tensor | None = None,
-        epoch: int | Tensor = 0,
+        epoch: int | Tensor | None = None,
         *,
         inplace: bool = False,
     ) -> tuple[Tensor, Tensor | SoftLabels]:
@@ -215,7 +215,8 @@ class Mollify(nn.Module):
                 channels-last. Never written to, unless ``inplace``. On the meta device only shapes come back.
             labels: classes ``(B,)`` int64, or for dense targets soft labels ``(B, K)`` floating point; on any device.
             index: sample ids, integer ``(B,)``, in [0, 2^48); default: number the images as they come (see the class).
-            epoch: int in [0, ⌊2^24 / M⌋), ``M`` being ``draws``, or an int64 scalar tensor on the CPU.
+            epoch: int in [0, ⌊2^24 / M⌋), ``M`` being ``draws``, or an int64 scalar tensor on the CPU; default: 0, in
+                which an ``index`` of the data set gets the same draws each time that it comes.
             inplace: ``images`` may be overwritten with the result, which on a CPU saves the cost of fresh memory; not
                 done in code that is compiled.
 
@@ -225,7 +226,7 @@ class Mollify(nn.Module):
 
         Raises:
             ValueError: an argument outside the ranges above, integer images, images that require grad, or no ``index``
-                inside a ``DataLoader`` worker.
+                or no ``epoch`` inside a ``DataLoader`` worker.
         """
         check_images("images", images)
         if images.is_meta or torch.compiler.is_compiling():
@@ -237,7 +238,7 @@ class Mollify(nn.Module):
         pixels: Tensor,
         labels: Tensor,
         index: Tensor | None = None,
-        epoch: int | Tensor = 0,
+        epoch: int | Tensor | None = None,
         *,
         mean: Sequence[float],
         std: Sequence[float],
@@ -286,7 +287,7 @@ class Mollify(nn.Module):
         images: Tensor,
         labels: Tensor,
         index: Tensor | None,
-        epoch: int | Tensor,
+        epoch: int | Tensor | None,
         *,
         channels_last: bool,
         flip: Tensor | None = None,
@@ -305,7 +306,7 @@ class Mollify(nn.Module):
             flip,
             epoch if isinstance(epoch, Tensor) else None,
             module=self._handle,
-            epoch=0 if isinstance(epoch, Tensor) else epoch,
+            epoch=0 if epoch is None or isinstance(epoch, Tensor) else epoch,
             mean=mean,
             std=std,
             dtype=images.dtype if dtype is None else dtype,

@@ -128,17 +128,17 @@ def draw_preview(
     for value in temperatures:
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"temperatures must be in [0, 1], got {value}")
-    t = torch.tensor(list(temperatures), dtype=torch.float32)
+    t = torch.tensor(list(temperatures), dtype=torch.float32, device="cpu")
     x = _standardise(image).expand(len(t), -1, -1, -1).contiguous()
     scale_max = float(image.width) if sigma_max is None else sigma_max
     sigma_noise = torch.sin(t * (math.pi / 2))
     sigma_blur = blur_scale(t, sigma_min, scale_max)
     gamma_noise, gamma_blur = (
-        label_decay(torch.full(t.shape, role, dtype=torch.int8), t, k_noise=k_noise, k_blur=k_blur)
+        label_decay(torch.full(t.shape, role, dtype=torch.int8, device="cpu"), t, k_noise=k_noise, k_blur=k_blur)
         for role in (NOISE, BLUR)
     )
     # One sample id for all: the same noise grows from left to right.
-    noised = cosine_noise(x, t, seed=seed, index=torch.zeros(len(t), dtype=torch.int64))
+    noised = cosine_noise(x, t, seed=seed, index=torch.zeros(len(t), dtype=torch.int64, device="cpu"))
     blurred = heat_blur(x, t, sigma_min=sigma_min, sigma_max=scale_max)
     rows = [
         ("noise", [_show(tile) for tile in noised], _captions("t", sigma_noise, gamma_noise)),
@@ -150,11 +150,13 @@ def draw_preview(
 def _standardise(image: Image.Image) -> Tensor:
     pixels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
     pixels = pixels.view(1, image.height, image.width, 3).permute(0, 3, 1, 2)
-    return (pixels.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    return (pixels.float() / 255 - torch.tensor(MEAN, device="cpu").view(3, 1, 1)) / torch.tensor(
+        STD, device="cpu"
+    ).view(3, 1, 1)
 
 
 def _show(x: Tensor) -> Image.Image:
-    pixels = x * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
+    pixels = x * torch.tensor(STD, device="cpu").view(3, 1, 1) + torch.tensor(MEAN, device="cpu").view(3, 1, 1)
     return Image.fromarray((pixels * 255).round().clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy())
 
 
@@ -233,9 +235,10 @@ def _compose(
     place(clean, gap + column // 2, middle, [("clean", False)], [("γ = 0", False)])
     for number, (name, tiles, captions) in enumerate(rows):
         y = top + number * (tile_height + line)
-        label = Image.new("RGB", (tile_height, line), _PAPER)
-        _Pen(ImageDraw.Draw(label), text_size).write([(name, False)], tile_height // 2, round(line * 0.7))
-        canvas.paste(label.rotate(90, expand=True), (first + gap // 2, y))
+        length = max(tile_height, pen.width([(name, False)]) + 2)  # of a small tile, beyond it
+        label = Image.new("RGB", (length, line), _PAPER)
+        _Pen(ImageDraw.Draw(label), text_size).write([(name, False)], length // 2, round(line * 0.7))
+        canvas.paste(label.rotate(90, expand=True), (first + gap // 2, y - (length - tile_height) // 2))
         for index, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
             heading = [(f"t = {headings[index]}", False)] if number == 0 else None
             place(tile, first + side + column * index + column // 2, y, heading, caption)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import zipfile
 from pathlib import Path, PosixPath
 from typing import Any, Final
 
@@ -51,12 +52,33 @@ def read_file(path: Path) -> Any:
     """
     try:
         with torch.serialization.safe_globals(_PLAIN):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        _check_sums(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     except Exception as error:  # of many types, and with advice in many lines that is not for here
         if isinstance(error, OSError) and error.filename is not None:
             raise
         reason = "is damaged, or no PyTorch file of tensors and plain values" if path.stat().st_size else "is empty"
         raise ValueError(f"{path} {reason}") from error
+    return content
+
+
+def _check_sums(path: Path) -> None:
+    """Compare the records of an archive of ``torch.save`` with their CRC-32, as ``torch.load`` doesn't: 0.4 s a GB.
+
+    Raises:
+        zipfile.BadZipFile: one differs; the message names it.
+    """
+    if not zipfile.is_zipfile(path):  # of PyTorch before 1.6
+        return
+    with zipfile.ZipFile(path) as archive:
+        for record in archive.infolist():
+            if record.CRC == 0:  # torch.serialization.set_crc32_options(False), and skip_data
+                continue
+            with archive.open(record) as content:
+                while content.read(1 << 20):
+                    pass
 
 
 def build_model(

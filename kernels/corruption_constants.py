@@ -32,8 +32,6 @@ from typing import Final
 
 import numpy as np
 
-from fastmoll.kernels.checks import check_choice, check_integer
-
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
     "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -170,6 +168,8 @@ _CONSTANTS: Final[dict[str, dict[int, tuple[Row, ...]]]] = {
 
 def published_size(size: int) -> int:
     """The side for which constants were published that is nearest to ``size`` in ratio, the smaller one at a tie."""
+    from fastmoll.kernels.checks import check_integer  # here: the names alone should not wait for torch
+
     check_integer("size", size, 1)
     return min(SIZES, key=lambda side: abs(math.log(size / side)))
 
@@ -186,8 +186,7 @@ def constants(corruption: str, severity: int, size: int) -> tuple[float, ...]:
     Raises:
         ValueError: an unknown corruption, a severity outside 1 to 5, a size below 1.
     """
-    check_choice("corruption", corruption, CORRUPTIONS)
-    check_integer("severity", severity, SEVERITIES[0], SEVERITIES[-1] + 1)
+    _check(corruption, severity)
     return tuple(float(value) for value in _CONSTANTS[corruption][published_size(size)][severity - 1])
 
 
@@ -196,6 +195,12 @@ def cell(corruption: str, severity: int) -> int:
 
     It is ``8 * number + severity``: below 2^24, and never the same for two cells.
     """
+    _check(corruption, severity)
+    return 8 * CORRUPTIONS.index(corruption) + severity
+
+
+def _check(corruption: str, severity: int) -> None:
+    from fastmoll.kernels.checks import check_choice, check_integer  # here, as above
+
     check_choice("corruption", corruption, CORRUPTIONS)
     check_integer("severity", severity, SEVERITIES[0], SEVERITIES[-1] + 1)
-    return 8 * CORRUPTIONS.index(corruption) + severity

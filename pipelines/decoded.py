@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from fastmoll.pipelines.errors import ImageSizeError
 from fastmoll.pipelines.files import ImageFolder, cache_home
 
 SIDE_LIMIT = 512
@@ -32,8 +33,8 @@ def decode_folder(folder: ImageFolder) -> NDArray[np.uint8]:
 
     Raises:
         ValueError: A file that is missing, can't be decoded, or is grey with more than 8 bits a pixel (of colours with
-            16 bits, Pillow keeps the upper 8); images of more than one size, or larger ones than `SIDE_LIMIT`; it names
-            the file.
+            16 bits, Pillow keeps the upper 8); an `ImageSizeError` of images of more than one size, or larger than
+            `SIDE_LIMIT`; it names the file.
     """
     digest = hashlib.blake2b(folder.fingerprint.encode(), digest_size=12)
     for sample in range(len(folder)):
@@ -116,13 +117,13 @@ def _keep(images: NDArray[np.uint8], store: Path, place: str) -> None:
 def _decode(folder: ImageFolder) -> NDArray[np.uint8]:
     first = _decode_one(folder.path(0))
     if max(first.shape[:2]) > SIDE_LIMIT:
-        raise ValueError(f"{folder.path(0)} has {size_of(first)}, but a small image has at most {SIDE_LIMIT}")
+        raise ImageSizeError(f"{folder.path(0)} has {size_of(first)}, but a small image has at most {SIDE_LIMIT}")
     images = np.empty((len(folder), *first.shape), np.uint8)
 
     def put(sample: int) -> None:
         image = _decode_one(folder.path(sample))
         if image.shape != first.shape:
-            raise ValueError(
+            raise ImageSizeError(
                 f"images must be of one size: {folder.path(sample)} has {size_of(image)}, "
                 f"{folder.path(0)} has {size_of(first)}"
             )

@@ -1,4 +1,4 @@
-"""The error a loader raises when an image can't be read, and the warning where it goes on without it."""
+"""The errors of images that can't be read or are of wrong sizes, and the warning where a loader goes on without one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class BadImageError(RuntimeError):
         self.files = list(files)
         listed = "".join(f"\n  {path}: {reason}" for path, reason in self.files)
         super().__init__(f"{context}{listed}")
+
+
+class ImageSizeError(ValueError):
+    """Images of several sizes, or too large ones, for what keeps them all in one array."""
 
 
 class BadImageWarning(UserWarning):

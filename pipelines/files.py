@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = ("train", "val", "validation", "test")
-_CACHE_VERSION = 2
-# A folder that changed this recently may change again without its time stamp moving (clock ticks are coarse).
+_CACHE_VERSION = 3
+# A folder that changed this recently may change again without its time stamps moving (clock ticks are coarse).
 _SETTLED_NS = 2_000_000_000
 
 
@@ -150,14 +150,14 @@ def _locate(root: str | os.PathLike[str], split: str) -> Path:
     return folder
 
 
-def _walk(folder: Path) -> tuple[ImageFolder, dict[str, int], Counter[str]]:
+def _walk(folder: Path) -> tuple[ImageFolder, dict[str, list[int]], Counter[str]]:
     # Folders whose name begins with a dot are tools' (.ipynb_checkpoints), never classes.
     with os.scandir(folder) as entries:
         classes = sorted(e.name for e in entries if _is_folder(e) and not e.name.startswith("."))
     if not classes:
         raise ValueError(f"data folder {folder} has no class folders: expected {folder}/<class>/<image>.JPEG")
     top = folder.stat()
-    stamps = {"": top.st_mtime_ns}
+    stamps = {"": _stamp(top)}
     ignored: Counter[str] = Counter()
     paths: list[str] = []
     targets: list[int] = []
@@ -173,7 +173,7 @@ def _walk(folder: Path) -> tuple[ImageFolder, dict[str, int], Counter[str]]:
             if (status.st_dev, status.st_ino) in seen:
                 continue
             seen.add((status.st_dev, status.st_ino))
-            stamps[relative] = status.st_mtime_ns
+            stamps[relative] = _stamp(status)
             folders, files[relative] = _entries(folder / relative, ignored)
             queue.extend(os.path.join(relative, inner) for inner in sorted(folders))
         for relative in sorted(files):
@@ -191,6 +191,14 @@ def _walk(folder: Path) -> tuple[ImageFolder, dict[str, int], Counter[str]]:
             f"{', ...' if len(empty) > 10 else ''}"
         )
     return ImageFolder(folder, classes, paths, np.asarray(targets, dtype=np.int64)), stamps, ignored
+
+
+def _stamp(status: os.stat_result) -> list[int]:
+    """When a folder was changed: mtime, which ``touch`` and ``tar`` set back, and ctime, which nobody can.
+
+    Device and inode, which differ with the mount on network file systems, would tell no more.
+    """
+    return [status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _entries(folder: Path, ignored: Counter[str]) -> tuple[list[str], list[str]]:
@@ -224,6 +232,19 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return True
 
 
+def check_classes(training: list[str], validation: list[str], where: str) -> None:
+    """Raise ``ValueError`` for training images of other classes than those of the validation."""
+    odd = sorted({*training} ^ {*validation})
+    if odd:
+        raise ValueError(f"{where} have other classes, for example {', '.join(odd[:5])}")
+
+
+def check_several(classes: list[str]) -> None:
+    """Raise ``ValueError`` unless there are two classes to train on."""
+    if len(classes) < 2:
+        raise ValueError(f"all images are of one class, {classes[0]!r}: there is nothing to tell apart")
+
+
 def cache_home() -> Path:
     """Folder of everything fastmoll caches: ``$XDG_CACHE_HOME/fastmoll`` or ``~/.cache/fastmoll``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastmoll"
@@ -239,7 +260,7 @@ def _load(folder: Path, store: Path) -> ImageFolder | None:
         kept = json.loads(store.read_text(encoding="utf-8"))
         if kept["version"] != _CACHE_VERSION or kept["root"] != str(folder):
             return None
-        if any(os.stat(folder / name).st_mtime_ns != stamp for name, stamp in kept["stamps"].items()):
+        if any(_stamp(os.stat(folder / name)) != stamp for name, stamp in kept["stamps"].items()):
             return None
         targets = np.repeat(np.arange(len(kept["counts"]), dtype=np.int64), kept["counts"])
         if len(targets) != len(kept["paths"]):
@@ -249,8 +270,8 @@ def _load(folder: Path, store: Path) -> ImageFolder | None:
         return None  # absent, half-written by an older version, or stale: scan again
 
 
-def _save(found: ImageFolder, stamps: dict[str, int], store: Path) -> None:
-    if max(stamps.values()) > time.time_ns() - _SETTLED_NS:
+def _save(found: ImageFolder, stamps: dict[str, list[int]], store: Path) -> None:
+    if max(map(max, stamps.values())) > time.time_ns() - _SETTLED_NS:
         return
     content = {
         "version": _CACHE_VERSION,

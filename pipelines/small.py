@@ -20,6 +20,7 @@ from PIL import Image
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.cifar import find_cifar, read_cifar
 from fastmoll.pipelines.decoded import SIDE_LIMIT, decode_folder, load_array, size_of
+from fastmoll.pipelines.errors import ImageSizeError
 from fastmoll.pipelines.files import ImageFolder, cache_home, scan_folder
 
 Triple = tuple[float, float, float]
@@ -99,26 +100,11 @@ class SmallData:
 
     def __post_init__(self) -> None:
         """Check the arrays."""
-        images, labels = self.images, self.labels
-        for name, value in (("images", images), ("labels", labels)):
+        for name, value in (("images", self.images), ("labels", self.labels)):
             if not isinstance(value, np.ndarray):
                 raise ValueError(f"{self.root}: {name} must be a NumPy array, got {type(value).__name__}")
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.size == 0:
-            hint = " (channels come last)" if images.ndim == 4 and images.shape[1] == 3 else ""
-            raise ValueError(
-                f"{self.root}: images must be uint8 of shape (N, H, W, 3), got {images.dtype} {images.shape}{hint}"
-            )
-        if max(images.shape[1:3]) > SIDE_LIMIT:
-            raise ValueError(f"{self.root} has images of {size_of(images)}, but small ones have at most {SIDE_LIMIT}")
-        if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
-            raise ValueError(
-                f"{self.root}: labels must be int64 of shape ({len(images)},), got {labels.dtype} {labels.shape}"
-            )
-        bad = np.flatnonzero((labels < 0) | (labels >= len(self.classes)))
-        if len(bad):
-            raise ValueError(
-                f"{self.root}: labels must be in 0..{len(self.classes) - 1}, got {labels[bad[0]]} for image {bad[0]}"
-            )
+        _check_images(self.images, self.root)
+        _check_labels(self.labels, len(self.images), len(self.classes), self.root)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -142,6 +128,23 @@ class SmallData:
         mean = share @ level
         std = np.sqrt((share * (level - mean[:, None]) ** 2).sum(1))
         return _triple(mean), _triple(std)
+
+
+def _check_images(images: NDArray[np.uint8], root: Path, shapes: str = "(N, H, W, 3)") -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.size == 0:
+        hint = " (channels come last)" if images.ndim == 4 and images.shape[1] == 3 else ""
+        raise ValueError(f"{root}: images must be uint8 of shape {shapes}, got {images.dtype} {images.shape}{hint}")
+    if max(images.shape[1:3]) > SIDE_LIMIT:
+        raise ImageSizeError(f"{root} has images of {size_of(images)}, but small ones have at most {SIDE_LIMIT}")
+
+
+def _check_labels(labels: NDArray[np.int64], images: int, classes: int, root: Path) -> None:
+    if labels.dtype != np.int64 or labels.shape != (images,):
+        wanted = f"int64 of shape ({images},), as many as images"
+        raise ValueError(f"{root}: labels must be {wanted}, got {labels.dtype} {labels.shape}")
+    bad = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(bad):
+        raise ValueError(f"{root}: labels must be in 0..{classes - 1}, got {labels[bad[0]]} for image {bad[0]}")
 
 
 def read_small(
@@ -173,8 +176,8 @@ def read_small(
 
     Raises:
         ValueError: An unknown name (with the nearest known one), nothing there, a checksum that is not the published
-            one, a damaged, truncated or incomplete file, images of several sizes, a wrong shape or type, or labels out
-            of range; it names the file.
+            one, a damaged, truncated or incomplete file, images of several sizes or too large ones (an
+            `ImageSizeError`), a wrong shape or type, or labels out of range; it names the file.
         OSError: A file can't be read.
         ImportError: ``"digits"`` without scikit-learn.
     """
@@ -199,11 +202,13 @@ def find_small(
     name = str(data) if str(data) in NAMES else None
     if name == "digits":
         if path is not None:
-            raise ValueError(f"path goes with other names than digits, which scikit-learn brings, got {str(path)!r}")
+            raise ValueError(f"path must be left out for digits, which scikit-learn brings, got {str(path)!r}")
         return name, None
     if name is None:
         if path is not None:
-            raise ValueError(f"path goes with one of the names {', '.join(NAMES)}, but data is {str(data)!r}")
+            raise ValueError(
+                f"path must be left out for {str(data)!r}, which is none of {', '.join(KNOWN)}, got {str(path)!r}"
+            )
         place = Path(data)
         if not place.exists():
             close = difflib.get_close_matches(place.name.lower().replace("-", ""), NAMES, 1)
@@ -345,18 +350,22 @@ def _annotated(annotations: Path, classes: list[str]) -> ImageFolder:
 
 def _read_arrays(folder: Path, stem: str, name: str | None) -> SmallData:
     path = folder / f"{stem}.npy"
-    images, labels = load_array(path), _load_labels(folder / f"{stem}_labels.npy")
+    own = folder / f"{stem}_labels.npy"
+    images, labels = load_array(path), _load_labels(own)
     if images.dtype == np.uint8 and (images.ndim == 3 or images.shape[3:] == (1,)):
         images = np.repeat(images.reshape(*images.shape[:3], 1), 3, axis=3)
+    _check_images(images, path, "(N, H, W, 3), or grey (N, H, W) or (N, H, W, 1)")
     # Which classes there are the training labels say: another split may lack some, and must have no others.
     training = folder / "train_labels.npy"
-    known = labels if stem == "train" or not training.is_file() else _load_labels(training)
+    source = training if training.is_file() else own
+    known = labels if source == own else _load_labels(source)
     present = np.unique(known)
     if not np.array_equal(present, np.arange(len(present))):
         raise ValueError(
-            f"{training if training.is_file() else path}: labels must be 0..K-1, each of them there, got "
+            f"{source}: labels must be 0..K-1, each of them there, got "
             f"{len(present)} different ones from {present[0]} to {present[-1]}"
         )
+    _check_labels(labels, len(images), len(present), own)
     return SmallData(images, labels, [str(label) for label in present], path, name)
 
 

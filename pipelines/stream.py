@@ -78,7 +78,8 @@ class Position:
 def _packed(value: int | bytes | None) -> int | Tensor:
     if isinstance(value, int):
         return value
-    return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
+    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else empty
 
 
 class Batch(NamedTuple):

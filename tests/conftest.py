@@ -98,7 +98,8 @@ def write_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 @pytest.fixture(scope="session")
 def paper_sweep() -> list[Any]:
     """The runs of the paper's sweep."""
-    from fastmoll.sweep.file import find_file, read_sweep
+    from fastmoll.sweep.arguments import find_file
+    from fastmoll.sweep.file import read_sweep
 
     return list(read_sweep(find_file("paper.toml")))
 

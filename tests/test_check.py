@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,25 @@ def test_a_tree_without_splits_is_checked_itself(tree, capsys, in_process):
     assert capsys.readouterr().out == "10 files in 2 classes: all decode\n"
 
 
+@pytest.mark.parametrize(
+    ("lacking", "files", "message"),
+    [
+        (["val/b"], 12, "train and val have other classes, for example b"),
+        (["train/a"], 9, "train and val have other classes, for example a"),
+        (["train/b", "val/b"], 7, "all images are of one class, 'a': there is nothing to tell apart"),
+    ],
+)
+def test_classes_that_training_refuses_are_bad_in_its_words(lacking, files, message, tree, capsys, in_process):
+    for name in lacking:
+        shutil.rmtree(tree / name)
+    assert run_check(tree, threads=1, allow_odd=True) == 1
+    line, empty, count, last = capsys.readouterr().out.splitlines()
+    assert line == f"bad {tree}: {message}"
+    assert not empty and count.split(maxsplit=2) == ["1", "bad", message.split(":")[0]]
+    assert last == f"{files} files in {2 - (len(lacking) == 2)} class{'es' * (len(lacking) == 1)}: 1 bad"
+    assert run_check(tree, split="val", threads=1) == 0
+
+
 @pytest.mark.parametrize(("allow_odd", "status"), [(False, 1), (True, 0)])
 def test_odd_files_count_unless_allowed(allow_odd, status, tree, capsys, in_process):
     Image.new("CMYK", (32, 24)).save(tree / "val/a/0000.jpg")
@@ -208,6 +228,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 
 def test_an_interrupt_ends_it_cleanly(tmp_path):
+    write_images(tmp_path / "train/b", 1)
     source = write_images(tmp_path / "train/a", 1)[0]
     (source.parent / "first.jpg").write_bytes(b"")
     for number in range(20_000):

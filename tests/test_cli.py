@@ -104,11 +104,11 @@ def test_bad_usage_is_one_line_and_status_two(arguments, message, capsys):
         (["evaluate", "{}/nowhere.pt", "--threads", "-1"], "--threads must be an integer at least 1, got -1"),
         (
             ["evaluate", "{}/nowhere.pt", "--mean", ".5", ".5", "inf", "--std", "1", "1", "1"],
-            "--mean[2] must be a finite number, got inf",
+            "--mean must be in [0, 1], for pixels in [0, 1], got 0.5 0.5 inf",
         ),
         (
             ["evaluate", "{}/nowhere.pt", "--mean", ".5", ".5", ".5", "--std", "0", "1", "1"],
-            "--std[0] must be a finite number above 0.0, got 0.0",
+            "--std must be in (0, 1], for pixels in [0, 1], got 0 1 1",
         ),
     ],
 )
@@ -135,11 +135,14 @@ def test_the_options_of_check_arrive(monkeypatch):
     assert seen == {"data": Path("d"), "split": "val", "allow_odd": True, "threads": 3}
 
 
-def test_the_options_of_preview_arrive_and_the_rest_is_left_to_it(monkeypatch):
+def test_the_options_of_preview_arrive_and_the_rest_is_left_to_it(monkeypatch, tmp_path: Path, capsys):
     seen = {}
+    monkeypatch.chdir(tmp_path)
+    Path("i.jpg").touch()
     monkeypatch.setattr("fastmoll.preview.write_preview", lambda **options: seen.update(options))
     words = "preview i.jpg -o o.png --size 64 --temperatures 0 .5 --sigma-min .4 --k-noise 2 --k-blur 3 --seed 7"
     assert main(words.split()) == 0
+    assert capsys.readouterr().out == "o.png\n"
     assert seen == {
         "image": Path("i.jpg"),
         "output": Path("o.png"),
@@ -187,12 +190,13 @@ def test_after_an_interrupt_another_one_does_not_disturb_the_end(monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_is_one_word(monkeypatch, capsys):
+def test_an_interrupt_is_one_word(monkeypatch, tmp_path: Path, capsys):
     def interrupt(**_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fastmoll.preview.write_preview", interrupt)
-    assert main(["preview", "i.jpg", "-o", "o.png"]) == 130
+    (tmp_path / "i.jpg").touch()
+    assert main(["preview", str(tmp_path / "i.jpg"), "-o", "o.png"]) == 130
     assert last_line(capsys) == "interrupted"
 
 
@@ -229,6 +233,31 @@ def test_help_loads_neither_torch_nor_dali():
         "sys.exit(any(name in sys.modules for name in ('torch', 'nvidia.dali', 'triton')))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_what_the_words_alone_show_to_be_wrong_is_said_without_torch():
+    messages = {
+        "evaluate x --corruptions fogg": "'fogg'; did you mean fog?",
+        "corrupt digits d --severities 7": "--severities must be 1 to 5, got 7",
+        "sweep nope.toml": "nope.toml: no such file",
+        "sweep paper.toml --task 0/3": "--task must be",
+        "preview x -o o.png": "image x does not exist",
+    }
+    code = (
+        f"import sys; from fastmoll.cli.main import main; assert all(main(x.split()) == 2 for x in {[*messages]});"
+        "sys.exit('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    for message, line in zip(messages.values(), result.stderr.splitlines(), strict=True):
+        assert line.startswith("error: ") and message in line
+
+
+def test_one_of_several_processes_says_what_is_wrong_with_the_words_of_all(monkeypatch, capsys):
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        assert main(["evaluate", "x", "--corruptions", "fogg"]) == 2
+        assert ("fogg" in capsys.readouterr().err) == (rank == "0")
 
 
 def test_the_installed_command_is_this_one():

@@ -172,7 +172,7 @@ def test_a_set_that_has_a_folder_goes_on_there_whatever_became_of_the_other_or_o
         return sorted(path.name for path in folder.glob("robustness-*"))
 
     evaluate_set("a", "fog")
-    both = ["robustness-official", "robustness-official-b"]
+    both = ["robustness-official-w.pt", "robustness-official-w.pt-b"]
     assert evaluate_set("b", "fog") == both
     # Both renamed, with no cell in common.
     (tmp_path / "a").rename(tmp_path / "c")
@@ -196,7 +196,7 @@ def test_a_set_of_a_long_name_has_a_folder_of_a_shorter_one(
     (place / "corrupted.json").write_text(json.dumps({"frost": "made"}))
     arguments = [*net, "--corruptions", "fog", "--corrupted", f"official:{place}"]
     assert run(*arguments) == 0
-    assert [*folder.glob("robustness-*")] == [folder / f"robustness-generated-{'x' * 48}-a"]
+    assert [*folder.glob("robustness-*")] == [folder / f"robustness-generated-w.pt-{'x' * 48}-a"]
     # What it says of its frost is a part of what was evaluated.
     (place / "corrupted.json").write_text(json.dumps({"frost": "published"}))
     capsys.readouterr()
@@ -210,7 +210,7 @@ def test_each_official_set_of_a_run_has_a_folder_of_its_own_and_a_moved_one_keep
     net, folder = [*sets[0], "--corruptions", "fog"], sets[1]
     for name in ("a", "b"):
         assert run(*net, "--corrupted", f"official:{tmp_path / name}/") == 0
-    folders = [folder / name for name in ("robustness-official", "robustness-official-b")]
+    folders = [folder / name for name in ("robustness-official-w.pt", "robustness-official-w.pt-b")]
     assert sorted(folder.glob("robustness-*")) == folders
     capsys.readouterr()
     # Again, with a set where it was, and with one that was moved.
@@ -222,4 +222,28 @@ def test_each_official_set_of_a_run_has_a_folder_of_its_own_and_a_moved_one_keep
     # The set of that name has other images now: nobody is told that these are the same.
     np.save(tmp_path / "b" / "fog.npy", np.load(official / "snow.npy"))
     message = fails(capsys, *net, "--corrupted", f"official:{tmp_path / 'b'}")
-    assert "robustness-official-b holds" in message and "choose another folder with --out DIR" in message
+    assert "robustness-official-w.pt-b holds" in message and "choose another folder with --out DIR" in message
+
+
+def test_several_files_of_a_network_have_a_folder_each_and_go_on_in_that_of_earlier_versions(
+    tmp_path: Path, sets: tuple[list[object], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (first, *net), folder = [*sets[0], "--corruptions", "fog"], sets[1]
+    second = folder / "w_b.pt"
+    torch.save({name: -x for name, x in torch.load(folder / "w.pt").items()}, second)
+    (tmp_path / "names.txt").write_text("0\n1\n2\n")
+    with (tmp_path / "names.txt").open() as names:  # as of a shell's <(...), which can be read once
+        assert run(first, second, *net, "--classes", f"/dev/fd/{names.fileno()}") == 0
+    table = capsys.readouterr().out.rpartition("\nrun ")[2].splitlines()
+    assert [line.split()[0] for line in table if line.startswith("/")] == [str(first), str(second)]
+    own = [folder / f"robustness-generated-{name}" for name in ("w.pt", "w_b.pt")]
+    assert sorted(folder.glob("robustness-*")) == own
+    # One that an earlier version began for one of them.
+    own[1].rename(folder / "robustness-generated")
+    for file in (first, second):
+        assert run(file, *net) == 0 and "2 of 2 cells are done already" in capsys.readouterr().out
+    assert sorted(folder.glob("robustness-*")) == [folder / "robustness-generated", own[0]]
+    message = fails(capsys, first, second, *net, "--out", tmp_path)
+    assert message == "error: --out is for one network, but 2 are given"
+    for other, what in (("torchvision:resnet18", "says its network itself"), (tmp_path / "none.pt", "is no file")):
+        assert what in fails(capsys, first, other, *net)

@@ -134,8 +134,10 @@ def test_two_processes_evaluate_a_sweep_together(sweep: Path) -> None:
 
 
 def test_what_is_of_one_network_is_refused_for_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--out", "--net"):
-        assert f"{option} is for one network, but {sweep} is a folder of runs" in fails(capsys, sweep, option, "x")
+    assert f"--out is for one network, but {sweep} is a folder of runs" in fails(capsys, sweep, "--out", "x")
+    assert f"--net: {sweep / 'run-2' / 'model.pt'} is of shufflenet_v2_x0_5, not of x" in fails(
+        capsys, sweep, "--net", "x"
+    )
     for path in (*sweep.glob("*/model.pt"), *sweep.glob("*/result.json")):
         path.unlink()
     message = fails(capsys, sweep)
@@ -197,7 +199,7 @@ def test_one_of_several_that_names_nothing_is_refused_before_the_others_are_eval
         ("torchvision:resnet51", "torchvision has no 'resnet51'; did you mean torchvision:resnet50"),
     ):
         assert message in fails(capsys, mine, other, *ONE)
-    assert "--net is for one network, but 2 are given" in fails(capsys, mine, sweep / "run-10", *ONE, "--net", "x")
+    assert "--out is for one network, but 2 are given" in fails(capsys, mine, sweep / "run-10", *ONE, "--out", "x")
     message = fails(capsys, sweep / "run-3", sweep / "table.md")
     assert message.endswith(f"none of these is a finished run: {sweep / 'run-3'}, {sweep / 'table.md'}")
     assert not list(sweep.glob("*/robustness-*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from fastmoll.pipelines import files
 from fastmoll.pipelines.files import list_folder, scan_folder, split_folder
 
 
-def _age(tree: Path) -> None:
-    """Make a tree old enough for its list to be cached."""
-    for where, _, _ in os.walk(tree):
-        os.utime(where, (1_000_000_000, 1_000_000_000))
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every tree be old enough for its list to be cached."""
+    monkeypatch.setattr(files, "_SETTLED_NS", 0)
 
 
 def test_same_order_and_classes_as_torchvision(make_tree: Callable[..., Path]) -> None:
@@ -146,11 +147,13 @@ def test_files_with_other_extensions_are_counted(make_tree: Callable[..., Path])
     assert (len(found), ignored) == (3, {".gif": 2, ".txt": 1, "without extension": 1})
 
 
+@pytest.mark.usefixtures("settled")
 def test_the_list_is_cached_and_made_again_when_a_folder_changes(
     make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = make_tree(9)
-    _age(tree)
+    before = (tree / "class1").stat()
+    time.sleep(0.05)  # until the clock of the file system ticks
     first = scan_folder(tree)
     with monkeypatch.context() as patch:
         patch.setattr(files, "_walk", None)  # a second walk would fail
@@ -158,12 +161,13 @@ def test_the_list_is_cached_and_made_again_when_a_folder_changes(
     assert (again.paths, again.classes, again.fingerprint) == (first.paths, first.classes, first.fingerprint)
     assert np.array_equal(again.targets, first.targets)
     (tree / "class1" / "0001.jpg").unlink()
+    os.utime(tree / "class1", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert len(scan_folder(tree)) == 8
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_damaged_cache_is_ignored(make_tree: Callable[..., Path], cache_home: Path) -> None:
     tree = make_tree(9)
-    _age(tree)
     scan_folder(tree)
     (store,) = (cache_home / "fastmoll" / "lists").iterdir()
     store.write_text("{")
@@ -171,7 +175,10 @@ def test_a_damaged_cache_is_ignored(make_tree: Callable[..., Path], cache_home: 
 
 
 def test_a_folder_that_changed_just_now_is_not_cached(make_tree: Callable[..., Path], cache_home: Path) -> None:
-    scan_folder(make_tree(3))
+    tree = make_tree(3)
+    for where, _, _ in os.walk(tree):
+        os.utime(where, (1_000_000_000, 1_000_000_000))  # as when unpacked
+    scan_folder(tree)
     assert not (cache_home / "fastmoll").exists()
 
 

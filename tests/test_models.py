@@ -223,7 +223,7 @@ def test_any_network_of_timm_can_be_had(name: str, size: int) -> None:
 )
 def test_an_unknown_name_is_answered_with_close_ones(name: str, close: str) -> None:
     for look_up in (check_model_name, lambda name: create_model(name, 10)):
-        with pytest.raises(ValueError, match=rf"^name: .* no classification model '{name}'; did you mean .*{close}"):
+        with pytest.raises(ValueError, match=rf"^name: .* no classification model '{name}'.*; did you mean .*{close}"):
             look_up(name)
 
 
@@ -239,9 +239,18 @@ def test_a_name_that_is_no_string_is_refused(name: Any) -> None:
         create_model(name, 10)
 
 
-def test_a_name_like_no_other_is_answered_with_all() -> None:
-    with pytest.raises(ValueError, match=r"'zzzz'; known are presnet18, .*wrn40, .*resnet18"):
-        create_model("zzzz", 10)
+@pytest.mark.parametrize("timm", [False, True])
+def test_a_name_like_no_other_is_answered_with_where_others_are_listed(
+    monkeypatch: pytest.MonkeyPatch, timm: bool
+) -> None:
+    if timm:
+        pytest.importorskip("timm")
+    monkeypatch.setattr("fastmoll.models.installed", lambda name: timm)
+    with pytest.raises(ValueError, match=r"'zz__zz'.*; there are presnet18, .*wrn40, .*torchvision") as refused:
+        create_model("zz__zz", 10)
+    message = str(refused.value)
+    assert len(message) < 350 and ("timm.list_models()" in message) == timm
+    assert message.startswith("name: there is no classification model 'zz__zz', and timm, ") == (not timm)
 
 
 @pytest.mark.parametrize(

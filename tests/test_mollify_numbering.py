@@ -67,20 +67,26 @@ def test_the_count_never_runs_into_the_rank():
 
 
 class Collate:
-    def __init__(self, with_index):
-        self.with_index, self.mollify = with_index, Mollify(CLASSES)
+    def __init__(self, *given):
+        self.given, self.mollify = given, Mollify(CLASSES)
 
     def __call__(self, samples):
         index = torch.tensor(samples)
         images, labels = torch.zeros(len(samples), 1, 4, 4), index % CLASSES
-        return self.mollify(images, labels, index if self.with_index else None)
+        numbers = {"index": index, "epoch": 0}
+        return self.mollify(images, labels, **{name: numbers[name] for name in self.given})
 
 
-def test_a_loader_worker_must_give_ids():
-    with pytest.raises(ValueError, match="index must be given inside a DataLoader worker, got None"):
-        next(iter(torch.utils.data.DataLoader(range(8), 4, num_workers=1, collate_fn=Collate(False))))
-    batches = list(torch.utils.data.DataLoader(range(8), 4, num_workers=1, collate_fn=Collate(True)))
-    want = Collate(True)([4, 5, 6, 7])
+@pytest.mark.parametrize("given", [(), ("epoch",), ("index",)])
+def test_a_loader_worker_must_give_ids_and_epoch(given):
+    lacking = "epoch" if given == ("index",) else "index"
+    with pytest.raises(ValueError, match=f"{lacking} must be given .*inside a DataLoader worker, got None"):
+        next(iter(torch.utils.data.DataLoader(range(8), 4, num_workers=1, collate_fn=Collate(*given))))
+
+
+def test_a_loader_worker_draws_as_this_process_does():
+    batches = list(torch.utils.data.DataLoader(range(8), 4, num_workers=1, collate_fn=Collate("index", "epoch")))
+    want = Collate("index")([4, 5, 6, 7])
     assert torch.equal(batches[1][0], want[0])
     assert torch.equal(batches[1][1], want[1])
 

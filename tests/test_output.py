@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import re
 import sys
+import warnings
 
 import pytest
 import torch
 
-from fastmoll.distributed import Process
+from fastmoll.distributed import Process, together
 from fastmoll.output import Bar, bar, say
+from fastmoll.pipelines.errors import BadImageWarning
 
 
 class Stream(io.StringIO):
@@ -53,3 +55,15 @@ def test_a_bar_in_a_file_is_whole_lines(often: bool, leave: bool, least: int, mo
     assert all(re.fullmatch(r"files: +\d+%\|.*\d/3 \[.*\]", line) for line in shown if line != "saved")
     assert "\r" not in both.getvalue() and len(shown) - 3 >= least
     assert "100%" in [line for line in shown if line != "saved"][-1] or not leave
+
+
+def test_warnings_of_ours_are_a_line_and_others_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(process: Process) -> None:
+        warnings.warn("x.jpg: empty", BadImageWarning, stacklevel=1)
+        warnings.warn("of others", UserWarning, stacklevel=1)
+
+    before = warnings.showwarning
+    with pytest.warns(UserWarning, match="of others") as others:
+        assert together("cpu", work) == 0
+    assert len(others) == 1 and warnings.showwarning is before
+    assert capsys.readouterr().err == "warning: x.jpg: empty\n"

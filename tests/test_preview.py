@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from scipy.fft import dctn, idctn
 
 import fastmoll.preview
@@ -108,6 +108,18 @@ def test_every_tile_is_on_the_canvas_and_none_covers_another(photo, tmp_path, pa
     # Noise above blur, temperatures from left to right.
     assert corners[1][0] == corners[2][0] < corners[3][0] == corners[4][0]
     assert corners[1][1] == corners[3][1] < corners[2][1] == corners[4][1]
+
+
+@pytest.mark.parametrize("size", [16, 40])
+def test_the_names_of_rows_are_whole_beside_tiles_of_any_size(photo, tmp_path, size):
+    write_preview(photo, tmp_path / "o.png", size=size, temperatures=[0.5])
+    canvas = np.asarray(Image.open(tmp_path / "o.png").convert("L"))
+    for name in ("noise", "blur"):
+        text = Image.new("L", (100, 30), "white")
+        fastmoll.preview._Pen(ImageDraw.Draw(text), 12).write([(name, False)], 50, 20)
+        ink = np.asarray(text.crop(ImageOps.invert(text).getbbox()).rotate(90, expand=True)) < 128
+        windows = np.lib.stride_tricks.sliding_window_view(canvas < 128, ink.shape)
+        assert (windows == ink).all(axis=(2, 3)).any()
 
 
 def test_captions_are_spelled_out_without_a_greek_font(monkeypatch):

@@ -138,6 +138,11 @@ def test_rows_that_would_be_alike_say_what_tells_them_apart(tmp_path: Path) -> N
     assert [row["pixels"] for row in sizes] == [32, 64]
     settings = rows_of(benchmark(groups_of(tmp_path / "c", {}, {"settings": {"optim.epochs": 30}})))
     assert [row["settings"] for row in settings] == [None, "optim.epochs=30"]
+    files = [{**fake_result(count=40, seed=None), "checkpoint": name} for name in ("a.pt", "b.pt")]
+    runs = [read_run(write_run(tmp_path / result["checkpoint"], result)) for result in files]
+    tables = all_tables(group_seeds(runs))
+    for title in ("Benchmark", "Every run"):
+        assert [row["weights"] for row in rows_of(find(tables, title))] == ["a.pt", "b.pt"]
 
 
 def test_settings_that_all_runs_share_are_named_below_every_table(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_every_file_of_a_run_brings_its_network_classes_and_training(tmp_path: P
     save(tmp_path / "run", config, ["a", "b", "c"], None)
     found = find_checkpoint(str(tmp_path / "run" / file))
     assert (found.net, found.num_classes, found.classes, found.size) == ("resnet18", 3, ["a", "b", "c"], None)
-    assert found.standardisation == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6]) and found.folder == tmp_path / "run"
+    assert found.standardisation == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
+    assert (found.folder, found.file) == (tmp_path / "run", None)
     assert found.training == {
         "augment": "fcr+trivial",
         "mollify": True,
@@ -58,6 +59,9 @@ def test_every_file_of_a_run_brings_its_network_classes_and_training(tmp_path: P
     state = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
     assert digest(model) != digest(found.build(3, 32, False))
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    # A copy may lie beside those of other runs.
+    (tmp_path / "run" / "checkpoint.pt").rename(tmp_path / "a.pt")
+    assert find_checkpoint(str(tmp_path / "a.pt")).file == "a.pt"
 
 
 def test_a_network_of_folders_keeps_its_stem_and_size(tmp_path: Path) -> None:
@@ -256,6 +260,10 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         torch.save(content, path)
         with pytest.raises(ValueError, match=r"^CHECKPOINT: .*is a damaged checkpoint"):
             find_checkpoint(str(path))
+    torch.save({"a": torch.zeros(1000)}, path)
+    path.write_bytes(path.read_bytes().replace(bytes(2000), b"\1" * 2000))
+    with pytest.raises(ValueError, match=r"^CHECKPOINT: \S*checkpoint\.pt is damaged: Bad CRC-32 for file '\S*'$"):
+        find_checkpoint(str(path))
     path.unlink()
     save(tmp_path / "run", small("--data", "cifar10"), ["a", "b"], None)
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"half a file")

@@ -14,7 +14,7 @@ from fastmoll.distributed import Stop
 from fastmoll.report.read import read_run
 from fastmoll.robustness.measure import measure, rescore
 from fastmoll.robustness.predictions import Predictions, read_predictions, write_predictions
-from fastmoll.robustness.results import ALL, Cell, Results
+from fastmoll.robustness.results import ALL, Cell, Results, cell_name
 from fastmoll.scoring import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,6 +55,9 @@ def test_an_interrupted_evaluation_loses_no_finished_cell_and_does_none_again(tm
     whole = json.loads((cells / "clean.json").read_text())
     (cells / "clean.json").write_text('{"error": 1')
     (cells / "gaussian_noise-1.json").write_text(json.dumps({**whole, "nll": None}))
+    run(results, ALL[2:5])
+    for cell, figures in zip(ALL[2:5], ({"error": -5}, {"count": 7}, {"ece": float("nan")}), strict=True):
+        (cells / f"{cell_name(cell)}.json").write_text(json.dumps({**whole, **figures}))
     opened: list[Cell] = []
     results = begun(tmp_path / "out")
     run(results, opened=opened)

@@ -145,7 +145,12 @@ class Evil:
         ("train", np.zeros((3, 8, 8, 3)), r"train.npy: images must be uint8 of shape .*got float64 \(3, 8, 8, 3\)"),
         ("train", np.zeros((3, 3, 8, 8), np.uint8), r"train.npy: .* got uint8 \(3, 3, 8, 8\) \(channels come last\)"),
         ("train", np.zeros((0, 8, 8, 3), np.uint8), r"train.npy: .* got uint8 \(0, 8, 8, 3\)"),
-        ("train", np.zeros((3, 8, 8, 3), np.uint8), r"train.npy: labels must be int64 of shape \(3,\), got .*\(12,\)"),
+        (
+            "train",
+            np.zeros((3, 8), np.uint8),
+            r"train.npy: .* or grey \(N, H, W\) or \(N, H, W, 1\), got uint8 \(3, 8\)",
+        ),
+        ("train", np.zeros((3, 8, 8, 3), np.uint8), r"train_labels.npy: labels must be .* \(3,\), .* got .*\(12,\)"),
         ("train", np.zeros((1, 1, 513, 3), np.uint8), r"train.npy has images of 1 x 513 pixels"),
         ("train", np.array([Evil()]), r"train.npy is truncated, or no .npy file of numbers: Array can't"),
         ("train_labels", np.zeros(12), r"train_labels.npy: labels must be integers of shape \(N,\), got float64"),
@@ -172,8 +177,12 @@ def test_truncated_missing_and_empty_arrays_and_labels_out_of_range_are_named(tm
         with pytest.raises(ValueError, match=r"train.npy is truncated, or no .npy file of numbers"):
             read_small(tmp_path)
     np.save(tmp_path / "val_labels.npy", np.array([0, 1, 10, 2]))
-    with pytest.raises(ValueError, match=r"val.npy: labels must be in 0..9, got 10 for image 2"):
+    with pytest.raises(ValueError, match=r"val_labels.npy: labels must be in 0..9, got 10 for image 2"):
         read_small(tmp_path, "val")
+    labels = (tmp_path / "train_labels.npy").rename(tmp_path / "moved.npy")
+    with pytest.raises(ValueError, match=r"val_labels.npy: labels must be 0..K-1, .* 4 different ones from 0 to 10"):
+        read_small(tmp_path, "val")
+    labels.rename(tmp_path / "train_labels.npy")
     np.save(tmp_path / "train_labels.npy", np.zeros(0, np.int64))
     with pytest.raises(ValueError, match=r"train_labels.npy has no labels"):
         read_small(tmp_path, "val")
@@ -323,9 +332,9 @@ def test_the_digits_are_split_by_class_and_enlarged() -> None:
         (("CIFAR-100",), "did you mean cifar100"),
         (("/nowhere/at/all",), "names are cifar10, cifar100, tinyimagenet, digits"),
         (("cifar10", "train", "/nowhere"), "there is no /nowhere, where cifar10 should be"),
-        (("/tmp", "train", "/tmp"), "path goes with one of the names cifar10, .* but data is '/tmp'"),
+        (("/tmp", "train", "/tmp"), "path must be left out for '/tmp', which is none of cifar10, .* got '/tmp'"),
         ((None,), "data must be a name or a path, got None"),
-        (("digits", "train", "/tmp"), "path goes with other names than digits, .* got '/tmp'"),
+        (("digits", "train", "/tmp"), "path must be left out for digits, .* got '/tmp'"),
         (("digits", "test"), "split must be 'train' or 'val' for digits, got 'test'"),
     ],
 )

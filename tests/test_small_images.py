@@ -16,6 +16,7 @@ import pytest
 import torch
 from cifar_files import write_cifar
 from evaluations import write_data
+from PIL import Image
 from processes import assert_same_end, kill_at, log, run, started
 
 import fastmoll
@@ -196,9 +197,12 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "cifra10"], "'cifra10' is no file or folder, .* did you mean cifar10"),
+        (["--data", "cifra10"], "^error: --data: 'cifra10' is no file or folder, .* did you mean cifar10"),
         (["--data", "cifar10"], "cifar10 is neither in .*cifar-10-python.tar.gz"),
-        (["--data", "cifar10", "--data.path", "/nowhere"], "there is no /nowhere, where cifar10 should be"),
+        (
+            ["--data", "cifar10", "--data.path", "/nowhere"],
+            "^error: --data.path: there is no /nowhere, where cifar10 should be",
+        ),
         (["--augment", "fcr+trival"], "'fcr[+]trival': did you mean 'fcr[+]trivial'"),
         (["--net", "presnet51"], "no classification model 'presnet51'; did you mean .*presnet50"),
         (["--net", "vgg11"], "vgg11 can't take images of 16×16 pixels"),
@@ -245,7 +249,24 @@ def test_validation_images_that_do_not_fit_the_training_images_are_refused(
     assert re.search(r"train.npy has images of 32 x 32 pixels, .*val.npy of 24 x 24", fails(capsys, *settings))
     (tmp_path / "val.npy").unlink()
     np.save(tmp_path / "val.npy", np.zeros((11, 32, 24, 3), np.uint8))
-    assert "val.npy has images of 32 x 24 pixels, but networks take squares" in fails(capsys, *settings)
+    assert fails(capsys, *settings).endswith("val.npy has images of 32 x 24 pixels, but networks take squares")
+
+
+def test_photographs_are_sent_to_the_other_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def write(place: str, width: int, height: int) -> None:
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (width, height)).save(tmp_path / place / "0.png")
+
+    for place in ("val/a", "val/b"):
+        write(place, 48, 32)
+    settings = ["--data", tmp_path, *SETTINGS, "--run.output", tmp_path / "run"]
+    hint = f"; train/imagenet.py {tmp_path} --data.size N crops them to N x N pixels"
+    assert fails(capsys, *settings).endswith(f"val has images of 32 x 48 pixels, but networks take squares{hint}")
+    for place, side in (("val/a", 32), ("val/b", 32), ("train/a", 32), ("train/b", 31)):
+        write(place, side, side)
+    assert re.search(rf"must be of one size: .*/b/0.png has 31 x 31 .*{hint}$", fails(capsys, *settings))
+    write("train/a", 31, 31)
+    assert fails(capsys, *settings).endswith(f"val of 32 x 32{hint}")
 
 
 def test_a_run_on_other_images_is_not_resumed(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

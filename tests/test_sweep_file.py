@@ -233,6 +233,8 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         ),
         (GRID + "options.run.seed = 1", "options: run.seed is given by the key seed"),
         (GRID + "options.run.output = 'x'", "options: run.output is set by the sweep itself"),
+        (GRID + f"data = './{'d' * 230}'", f"is 3 bytes too long: shorten data, '{'d' * 230}' (ddd"),
+        (GRID + f"options.'model.weights' = './{'w' * 230}'", "line 8: a run's name, which is its folder's, is "),
         (GRID + "seed = 1\noptions.run.log-every = 3", "digits-shufflenet_v2_x0_5-none-seed1 is also a run of other"),
     ],
 )

@@ -150,6 +150,20 @@ def test_a_result_that_can_not_be_read_ends_no_sweep(
 
 
 @pytest.mark.usefixtures("fake")
+def test_a_run_that_can_not_be_started_stops_no_other_and_takes_no_device(
+    write_sweep: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = runs = read_sweep(write_sweep(DIGITS))
+    (Path("there") / first.name / "output.txt").mkdir(parents=True)
+    assert main(["sweep", "some.toml", "--out", "there", "--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert f"{first.name}: can't be started: there/{first.name}/output.txt: Is a directory\n" in out
+    assert out.count(": done in") == len(runs) - 1 and "3 done, 1 failed\n" in out
+    assert main(["sweep", "some.toml", "--out", "some.toml/there", "--device", "cpu"]) == 2
+    assert re.fullmatch(r"error: --out: \S*/some.toml is not a folder\n", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize(("gpus", "expected"), [(None, ["2", "GPU-5"]), ("2", ["2"])])
 def test_each_gpu_has_one_run_at_a_time(
     write_sweep: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, gpus: str | None, expected: list[str]

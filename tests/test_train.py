@@ -275,6 +275,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path, data: Path, caps
     [
         (lambda state: state.pop("ranks"), "KeyError: 'ranks'"),
         (lambda state: state["learner"].update(step="x"), "TypeError: 'str' object"),
+        (lambda state: state["learner"].update(step=2), "step 2, but its loader at batch 6 of epoch 0)"),
         (lambda state: state["ranks"][0]["rng"].update(cpu=torch.zeros(3, dtype=torch.uint8)), "RuntimeError: "),
         (lambda state: state.update(config=5), "TypeError: 'int' object"),
     ],

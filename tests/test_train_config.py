@@ -61,6 +61,11 @@ def test_every_recipe_is_valid_and_survives_json(recipe: str) -> None:
         ),
         (["--optim.name=adamw", "--optim.no-nesterov"], "--optim.nesterov must be left out with .*adamw, got False"),
         (["--data.mean", "0", "0", "0"], r"--data.mean and --data.std belong together, got \(0.0, 0.0, 0.0\) and None"),
+        (
+            ["--data.mean", "123", "116", "103", "--data.std", "58", "57", "57"],
+            r"--data.mean must be in \[0, 1\], for pixels in \[0, 1\], got 123 116 103$",
+        ),
+        (["--data.mean", "0", "0", "0", "--data.std", "1", "1", "0"], r"--data.std must be in \(0, 1\].*got 1 1 0$"),
         (["--optim.weight-decay", "-1"], "--optim.weight-decay must be .*got -1"),
         (["--optim.warmup-epochs", "99"], r"--optim.warmup-epochs must be in \[0, 12\], got 99"),
         (["--optim.epochs", "0"], "--optim.epochs must be at least 1, got 0"),
@@ -330,6 +335,15 @@ def test_the_help_says_whose_defaults_it_shows(
         parse_small([*given, "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert stopped.value.code == 0 and said in text and f"(default: {shown})" in text
+
+
+@pytest.mark.parametrize("given", [[], ["/data"], ["/data", "--recipe", "scratch"]])
+def test_the_help_has_the_data_also_beside_them(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([*given, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "[OPTIONS] DATA" in text and "DATA Folder of class folders" in text
+    assert f"(default: {90 if given[1:] else 10})" in text
 
 
 @pytest.mark.parametrize("read", [parse, parse_small])

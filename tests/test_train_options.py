@@ -125,6 +125,8 @@ def test_every_setting_can_be_typed(config: Config) -> None:
         ("k_noise must be", "--mollify.k-noise must be"),
         ("beta[1] must be", "--mollify.beta[1] must be"),
         ("seed=3 is", "--seed=3 is"),
+        ("path: there is none", "--data.path: there is none"),
+        ("data: 'x' is none", "--data: 'x' is none"),
         ("name must be, or k_noise must be", "name must be, or k_noise must be"),
         ("labels must be; path: there is none", "labels must be; path: there is none"),
     ],

@@ -13,7 +13,7 @@ from learners import CPU, TIMM, publish, saved_run, settings
 from torch import nn
 
 from fastmoll.train.engine import Learner
-from fastmoll.weights import HeadError, build_model, head_name, load_weights, timm_offers
+from fastmoll.weights import HeadError, build_model, head_name, load_weights, read_file, timm_offers
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_file_of_weights_is_loaded_as_it_is(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-TRUNCATED = object()
+TRUNCATED, FLIPPED = object(), object()
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_weights_that_timm_does_not_have_or_can_not_get_are_said_in_one_line(mon
 def test_without_timm_there_are_no_weights_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastmoll.models.installed", lambda name: False)
     assert timm_offers(TIMM) == {}
-    with pytest.raises(ValueError, match=r"'test_vit'; .*\(and those of timm, which is not installed\)$"):
+    with pytest.raises(ValueError, match=r"model 'test_vit', and timm, which has more, is not installed \("):
         build_model(TIMM, 7, 160)
 
 
@@ -198,6 +198,7 @@ def test_the_weights_in_a_checkpoint_are_those_that_were_evaluated(tmp_path: Pat
         (b"", "is empty"),
         (b"not weights", "is damaged, or no PyTorch file"),
         (TRUNCATED, "is damaged, or no PyTorch file"),
+        (FLIPPED, "is damaged: Bad CRC-32 for file 'w/data/0'$"),
         ([1, 2], "holds no state dict"),
         ({1: torch.zeros(1)}, "holds no state dict"),
         ({"a": torch.eye(2).to_sparse()}, "holds no state dict"),
@@ -208,9 +209,20 @@ def test_the_weights_in_a_checkpoint_are_those_that_were_evaluated(tmp_path: Pat
 )
 def test_a_file_without_weights_is_named_with_the_reason(tmp_path: Path, content: Any, message: str) -> None:
     path = tmp_path / "w.pt"
-    if content is TRUNCATED:
+    if content in (TRUNCATED, FLIPPED):
         torch.save({"a": torch.zeros(10_000)}, path)
-        content = path.read_bytes()[:5000]
+        half = path.read_bytes()[:20_000]
+        content = half if content is TRUNCATED else half[:-1] + b"\1" + path.read_bytes()[20_000:]
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(ValueError, match=rf"^--model\.weights: .*w\.pt {message}"):
         load_weights(build_model("squeezenet1_1", 3, 64), "squeezenet1_1", str(path))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_files_without_checksums_are_read_as_they_are(tmp_path: Path, legacy: bool) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": torch.ones(3)}, tmp_path / "w.pt", _use_new_zipfile_serialization=not legacy)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(read_file(tmp_path / "w.pt")["a"], torch.ones(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
+from fastmoll.pipelines import check_standardisation
 from fastmoll.sweep.settings import flat
 from fastmoll.train.options import as_typed, fail, look, nearest, program, typed
 from fastmoll.train.recipes import RECIPES, SMALL_RECIPES, recipe_of, small_recipe, with_adamw
@@ -228,9 +230,10 @@ def _joined(text: str | Callable[[], str | None] | None) -> str | None:
 
 def _parse(argv: Sequence[str] | None, default: Kind, hint: str = "") -> Kind:
     text = "Train and evaluate a classifier on mollified images. Start it with python or with torchrun."
+    asked = {"-h", "--help"} & {*(sys.argv[1:] if argv is None else argv)}
     return tyro.cli(
         type(default),
-        args=argv,
+        args=["--help"] if asked else argv,  # beside a DATA tyro would leave it out of the help
         prog=program(type(default)),
         description=f"{text} {hint}".rstrip(),
         default=default,
@@ -282,6 +285,8 @@ def check(config: Config) -> None:
     mean, std = getattr(data, "mean", None), getattr(data, "std", None)
     if (mean is None) != (std is None):
         raise ValueError(f"--data.mean and --data.std belong together, got {mean} and {std}")
+    if mean is not None and std is not None:
+        check_standardisation(mean, std, ("--data.mean", "--data.std"))
     if isinstance(config, SmallConfig):
         _require(
             config.data.auto_augment == SmallDataConfig.auto_augment or "auto" in config.data.augment.split("+"),

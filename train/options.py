@@ -108,8 +108,12 @@ def as_typed(text: str, config: Config, argv: Sequence[str] | None) -> str:
         argv: Its command line without the program's name; None: that of this process.
     """
     options, words = _options(type(config)), typed(argv, type(config))
-    argument = re.match(r"(\w+)(?=\[\d\]|=| must )", text)
-    handed_on = [x.names[0] for x in options if argument and x.setting.endswith(f".{argument[1]}")]
+    argument = re.match(r"(\w+)(?=\[\d\]|=|:| must )", text)
+    handed_on = [
+        x.names[0]
+        for x in options
+        if argument and (x.setting.endswith(f".{argument[1]}") or f"--{argument[1]}" in x.names)
+    ]
     if argument and len(handed_on) == 1:
         text = handed_on[0] + text[argument.end() :]
     for full, *short in (option.names for option in options):

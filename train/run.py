@@ -17,6 +17,7 @@ import torchvision
 import fastmoll
 from fastmoll.distributed import Process, Stop, together
 from fastmoll.output import bar, check_writable, lock, say, write_json
+from fastmoll.pipelines.files import check_several
 from fastmoll.pipelines.small import NAMES
 from fastmoll.robustness.checkpoints import find_training
 from fastmoll.train import checkpoint
@@ -122,21 +123,13 @@ def fit(
         train(config, process, learner, training, validation)
 
 
-def check_classes(training: list[str], validation: list[str], where: str) -> None:
-    """Refuse training images of other classes than those of the validation."""
-    odd = sorted({*training} ^ {*validation})
-    if odd:
-        raise ValueError(f"{where} have other classes, for example {', '.join(odd[:5])}")
-
-
 def make_mollify(config: Config, classes: list[str]) -> fastmoll.Mollify | None:
     """The mollification of the training batches, or None.
 
     Raises:
         ValueError: there are no two classes, or a setting is wrong.
     """
-    if len(classes) < 2:
-        raise ValueError(f"all images are of one class, {classes[0]!r}: there is nothing to tell apart")
+    check_several(classes)
     mollify = fastmoll.Mollify(  # also where it is off: its settings are kept with the run
         len(classes),
         roles=config.mollify.roles,
@@ -175,6 +168,11 @@ def resume(config: Config, process: Process, learner: Learner, training: Loader)
                 f"--run.output: {output} holds a run that has done {learner.step} of {counted(learner.total, 'step')}, "
                 f"and this one ends at {learner.last}; choose a larger --run.max-steps, or none, or another folder"
             )
+        at = training.state_dict()
+        place, batch = (at["epoch"], at["position"]), len(training) - learner.batches_left()
+        if place != (learner.step // learner.steps_per_epoch, batch):
+            where = f"its loader at batch {place[1]} of epoch {place[0]}"
+            raise ValueError(f"{path} is damaged, or of another version (step {learner.step}, but {where})")
     before, now = state["world_size"], process.world_size
     others = "" if before == now else f", on {counted(now, 'process', 'processes')} instead of {before}"
     if others:

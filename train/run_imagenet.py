@@ -9,11 +9,11 @@ import fastmoll
 from fastmoll.distributed import Process
 from fastmoll.output import say
 from fastmoll.pipelines import MEAN, STD
-from fastmoll.pipelines.files import scan_folder
+from fastmoll.pipelines.files import check_classes, scan_folder
 from fastmoll.sample import sample_folder
 from fastmoll.scoring import image_dtype
 from fastmoll.train.config import with_data, with_standardisation
-from fastmoll.train.run import check_classes, evaluate_only, fit, make_mollify, set_up
+from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up
 from fastmoll.train.settings import ImageNetConfig
 from fastmoll.weights import timm_offers
 

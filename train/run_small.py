@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from fastmoll.augment import Augment
 from fastmoll.distributed import Process
+from fastmoll.pipelines.errors import ImageSizeError
+from fastmoll.pipelines.files import check_classes
 from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.scoring import image_dtype
 from fastmoll.small_loader import SmallImageLoader
 from fastmoll.train.config import with_standardisation
-from fastmoll.train.run import check_classes, evaluate_only, fit, make_mollify, set_up
+from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up
 from fastmoll.train.settings import SmallConfig
 
 
@@ -21,7 +25,7 @@ def run(config: SmallConfig, process: Process) -> None:
     if resuming is None:
         return
     with ExitStack() as stack:
-        with process.agree():
+        with process.agree(), pointing_to_imagenet(config.data.name):
             images = read_small(config.data.name, "val", config.data.path)
             size = image_size(images)
         if config.run.evaluate:
@@ -31,8 +35,9 @@ def run(config: SmallConfig, process: Process) -> None:
             evaluate_only(config, process, validation, source=config.data.name, size=size)
             return
         with process.agree():
-            training_images = read_small(config.data.name, "train", config.data.path)
-            check_alike(training_images, images)
+            with pointing_to_imagenet(config.data.name):
+                training_images = read_small(config.data.name, "train", config.data.path)
+                check_alike(training_images, images)
             config = standardised(config, training_images)
             mollify = make_mollify(config, images.classes)
             pairs = config.data.auto_augment
@@ -43,11 +48,23 @@ def run(config: SmallConfig, process: Process) -> None:
         fit(config, process, training, validation, source=config.data.name, size=size, resuming=resuming)
 
 
+@contextmanager
+def pointing_to_imagenet(data: str) -> Iterator[None]:
+    """In an error of the sizes of image files in a folder, name the trainer that crops them to one."""
+    try:
+        yield
+    except ImageSizeError as error:
+        folder = Path(data)
+        if not folder.is_dir() or any(folder.glob("*.npy")):
+            raise
+        raise ValueError(f"{error}; train/imagenet.py {folder} --data.size N crops them to N x N pixels") from error
+
+
 def image_size(images: SmallData) -> int:
     """Height and width of the images, which networks want to be one number."""
     height, width = map(int, images.images.shape[1:3])
     if height != width:
-        raise ValueError(f"{images.root} has images of {height} x {width} pixels, but networks take squares")
+        raise ImageSizeError(f"{images.root} has images of {height} x {width} pixels, but networks take squares")
     return width
 
 
@@ -56,7 +73,7 @@ def check_alike(training: SmallData, validation: SmallData) -> None:
     check_classes(training.classes, validation.classes, f"{training.root} and {validation.root}")
     if training.images.shape[1:] != validation.images.shape[1:]:
         sizes = [" x ".join(map(str, split.images.shape[1:3])) for split in (training, validation)]
-        raise ValueError(f"{training.root} has images of {sizes[0]} pixels, {validation.root} of {sizes[1]}")
+        raise ImageSizeError(f"{training.root} has images of {sizes[0]} pixels, {validation.root} of {sizes[1]}")
 
 
 def standardised(config: SmallConfig, training: SmallData | None) -> SmallConfig:

@@ -69,13 +69,14 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="folder of the results (default: beside the checkpoint, or in runs/NAME where that is no file: "
         "robustness-official, or, where that holds another set, with the name of the set's folder behind it; "
-        "robustness-generated for images made on the way, with that name for a set that fastmoll corrupt wrote)",
+        "robustness-generated for images made on the way, with that name for a set that fastmoll corrupt wrote; each "
+        "with the name of a state dict's file that is not of a run of ours)",
     )
     evaluate.add_argument(
         "--net",
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help="network of a state dict that is not of a run of ours: its name, or a function or class of your own, "
+        help="network of state dicts that are not of runs of ours: its name, or a function or class of your own, "
         "package.module:name or path/file.py:name, called with num_classes if it has such a parameter",
     )
     evaluate.add_argument(
@@ -200,29 +201,33 @@ def _evaluations(folder: Path) -> list[Path]:
 def _evaluate(process: Process, args: argparse.Namespace) -> None:
     """Evaluate a network, or several ones."""
     from fastmoll.cli.evaluation import check_arguments, evaluate
+    from fastmoll.robustness.networks import read_names
+
+    with process.agree():
+        # Read once for all networks: it may be a pipe.
+        names = read_names(args.classes) if hasattr(args, "classes") else None
 
     def one(checkpoint: str) -> Results:
-        return evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": checkpoint}))
+        return evaluate(process, argparse.Namespace(**{**vars(args), "checkpoint": checkpoint}), names)
 
     first, *more = args.checkpoints
     if not more and not _runs(Path(first)):
         one(first)
         return
     with process.agree():
-        for name in ("net", "out"):
-            if hasattr(args, name):
-                what = f"{1 + len(more)} are given" if more else f"{first} is a folder of runs"
-                raise ValueError(f"--{name} is for one network, but {what}")
+        if hasattr(args, "out"):
+            what = f"{1 + len(more)} are given" if more else f"{first} is a folder of runs"
+            raise ValueError(f"--out is for one network, but {what}")
         check_arguments(args)
-        networks = _networks(process, args.checkpoints) if process.main else {}
+        networks = _networks(process, args.checkpoints, getattr(args, "net", None)) if process.main else {}
     _one_by_one(process, process.gather(networks)[0], one)
 
 
-def _networks(process: Process, checkpoints: Sequence[str]) -> dict[str, str]:
+def _networks(process: Process, checkpoints: Sequence[str], net: str | None) -> dict[str, str]:
     """What to evaluate, by what to call it: the finished ones of runs. Says what is left out.
 
     Raises:
-        ValueError: there is nothing to evaluate, or one names nothing.
+        ValueError: there is nothing to evaluate, one names nothing, or one can't be of the network ``net``.
         ImportError: timm's without timm.
     """
     from fastmoll.output import run_weights, say
@@ -252,6 +257,9 @@ def _networks(process: Process, checkpoints: Sequence[str]) -> dict[str, str]:
     if not kept:
         what = f"no run in {checkpoints[0]} is finished" if len(checkpoints) == 1 else "none of these is a finished run"
         raise ValueError(f"CHECKPOINT: {what}: {', '.join(found)}")
+    if net is not None:
+        for name in kept.values():
+            find_checkpoint(name, net)
     for reason, names in left_out.items():
         say(process, f"{len(names)} of {len(found)} {reason} and left out: {', '.join(names)}")
     return kept

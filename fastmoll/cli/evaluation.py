@@ -17,17 +17,18 @@ from torch import nn
 import fastmoll
 from fastmoll.corruptions import CORRUPTIONS, SEVERITIES
 from fastmoll.distributed import Process
-from fastmoll.kernels.checks import check_integer, check_triple
+from fastmoll.kernels.checks import check_integer
 from fastmoll.kernels.corruption_constants import GROUPS
 from fastmoll.kernels.frost_textures import frost_source
 from fastmoll.output import lock, say
-from fastmoll.pipelines import check_dali
+from fastmoll.pipelines import check_dali, check_standardisation
 from fastmoll.pipelines.corrupted import CorruptedSet, check_cells, open_corrupted
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.robustness import measure
 from fastmoll.robustness.checkpoints import Checkpoint, find_checkpoint
+from fastmoll.robustness.folders import first_folder, folder_of_set
 from fastmoll.robustness.loader import CorruptedLoader, cell_digests
-from fastmoll.robustness.networks import SomeOutputs, count_outputs, describe_outputs, digest, read_names
+from fastmoll.robustness.networks import SomeOutputs, count_outputs, describe_outputs, digest
 from fastmoll.robustness.predictions import check_parquet
 from fastmoll.robustness.results import (
     WEIGHTS,
@@ -45,7 +46,6 @@ from fastmoll.scoring import image_dtype, is_mixed
 from fastmoll.weights import HeadError
 
 _MANY_FILES: Final = 100_000  # it takes seconds to look at them, on a network file system minutes
-_LONGEST: Final = 50  # letters of a set's name, of up to four bytes each, in a folder's, which has 255; ends differ
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,13 @@ class _Network:
     std: Sequence[float]
 
 
-def evaluate(process: Process, args: argparse.Namespace) -> Results:
+def evaluate(process: Process, args: argparse.Namespace, names: Sequence[str] | None) -> Results:
     """Evaluate a network on one of several processes.
 
     Args:
         process: This process.
         args: The command's arguments, as parsed; those that the user left out may be missing.
+        names: Class names of the network's outputs, where the user gives them.
 
     Returns:
         Where the results are.
@@ -89,8 +90,6 @@ def evaluate(process: Process, args: argparse.Namespace) -> Results:
     """
     with ExitStack() as stack:
         with process.agree():
-            # Read once: it may be a pipe.
-            names = read_names(args.classes) if hasattr(args, "classes") else None
             check_arguments(args)
             checkpoint = find_checkpoint(args.checkpoint, getattr(args, "net", None))
             images = _images(args, checkpoint)
@@ -183,8 +182,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         lacking = "--std" if hasattr(args, "mean") else "--mean"
         raise ValueError(f"{lacking} must be given, too: --mean and --std belong together")
     if hasattr(args, "mean"):
-        check_triple("--mean", args.mean)
-        check_triple("--std", args.std, above=0.0)
+        check_standardisation(args.mean, args.std)
     if args.predictions:
         check_parquet()
 
@@ -339,7 +337,7 @@ def _results(
         fingerprint["choice of outputs"] = describe_outputs(network.kept, network.outputs)
     digests = {} if corrupted is None else cell_digests(corrupted)
     results = Results(
-        getattr(args, "out", checkpoint.folder / f"robustness-{source}"),
+        args.out if hasattr(args, "out") else first_folder(checkpoint, source),
         header,
         fingerprint,
         environment(process),
@@ -347,33 +345,8 @@ def _results(
         of_files=images.of_files,
     )
     if corrupted is not None and not hasattr(args, "out"):
-        results.out = _folder(results, corrupted)
+        results.out = folder_of_set(results, corrupted)
     return results
-
-
-def _folder(results: Results, corrupted: CorruptedSet) -> Path:
-    """Where the results on a corrupted set go if nobody says: on in the folder that has some, else in a new one."""
-
-    def digest(name: str) -> str | None:
-        corruption, _, severity = name.rpartition("-")
-        try:
-            one = open_corrupted(corrupted.root, corruptions=[corruption], severities=[int(severity)])
-            return next(iter(cell_digests(one).values()))
-        except (OSError, ValueError):
-            return None
-
-    out = results.out
-    own = out.with_name(f"{out.name}-{results.header['set'][-_LONGEST:]}")
-    if results.is_of_this_set(own, digest):
-        return own
-    # A set that fastmoll corrupt wrote is not the images that are made on the way: those of files have JPEG's loss.
-    first = corrupted.source == "official" and results.is_of_this_set(out, digest)
-    if first:
-        return out
-    for folder in sorted(out.parent.glob(f"{out.name}-*")):  # of a set that was renamed
-        if results.is_of_this_set(folder, digest) and Results.open(folder).evaluation == results.evaluation:
-            return folder
-    return out if first is None else own
 
 
 def _same_model(process: Process, network: _Network) -> nn.Module:

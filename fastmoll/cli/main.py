@@ -69,9 +69,9 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
         help="decode every file of a data set, list the bad and the odd ones",
         description="Decode every file of a data set in parallel with DALI's CPU decoder, and list those that are bad "
         "(training stops on them, unless it is told to take others) or odd (handled, but worth knowing: a PNG named "
-        ".JPEG, CMYK, an EXIF orientation, corrupt data), each with its reason. Files with other extensions than an "
-        "image's are counted.",
-        epilog="Exit status: 0 all good, 1 files were listed, 2 bad usage or no data set there.",
+        ".JPEG, CMYK, an EXIF orientation, corrupt data), each with its reason, and classes that training refuses. "
+        "Files with other extensions than an image's are counted.",
+        epilog="Exit status: 0 all good, 1 files or classes were listed, 2 bad usage or no data set there.",
         allow_abbrev=False,
     )
     check.add_argument("data", type=Path, metavar="DATA", help="data folder: DATA/[split/]class/image.JPEG")
@@ -167,6 +167,26 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     return parser, commands.choices
 
 
+def _check_words(command: str, args: argparse.Namespace) -> None:
+    """Refuse what the words alone show to be wrong, before torch is loaded, which takes seconds.
+
+    Raises:
+        ValueError: names the parameter and its value.
+    """
+    if command == "preview" and not args.image.exists():
+        raise ValueError(f"image {args.image} does not exist")
+    if command == "sweep":
+        from fastmoll.sweep.arguments import find_file, parse_task
+
+        find_file(args.file)
+        parse_task(args.task)
+    if command in ("corrupt", "evaluate") and not hasattr(args, "rescore"):  # which takes no such words
+        from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
+        from fastmoll.pipelines.corrupted import check_cells
+
+        check_cells(getattr(args, "corruptions", CORRUPTIONS), getattr(args, "severities", SEVERITIES))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -212,8 +232,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stderr.write(f"error: unrecognized arguments: {' '.join(unknown)} (see fastmoll {command} --help)\n")
         return 2
     try:
-        with importing():  # not check's parent, which has no use for torch
-            importlib.import_module("numpy" if command == "check" else "torch")
+        with importing():
+            importlib.import_module("numpy")
+        _check_words(command, args)
+        if command != "check":  # whose parent has no use for torch
+            with importing():
+                importlib.import_module("torch")
         if command in _OF_THEIR_OWN:
             status: int = _OF_THEIR_OWN[command].run(args)
             return status
@@ -229,6 +253,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         from fastmoll.preview import write_preview
 
         write_preview(**options)
+        sys.stdout.write(f"{args.output}\n")
         return 0
     except BrokenPipeError:
         raise
@@ -238,7 +263,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         message = " ".join(in_words(error).split())
         if isinstance(error, ValueError):  # others begin with the name of a file
             message = name_option(message, commands[command])
-        sys.stderr.write(f"error: {message}\n")
+        # Under torchrun, all processes have the same words.
+        if command != "evaluate" or os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"error: {message}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -97,6 +97,15 @@ def read_run(folder: str | Path) -> RunResult:
         raise BadEvaluation(path, "it cannot be read as JSON (too deeply nested)") from error
 
 
+def check_cell(path: Path, content: object, count: int) -> None:
+    """Refuse figures of a cell that no evaluation on ``count`` images gives; ``path`` is the file they are from.
+
+    Raises:
+        BadEvaluation: one is missing, or not what it can be; the message names it.
+    """
+    _Reader(path).cell(content, "cell", count)
+
+
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)

@@ -137,9 +137,11 @@ def every_run(groups: Sequence[Group]) -> Table:
     columns, keys = identity(groups, whole=True)
     metrics = ("error", "nll", "ece", "ece_adaptive", "ece_batch100")
     heads = _metric_heads(metrics)
+    # Each run's weights come last, be they what tells rows apart or not.
+    kept = [place for place, head in enumerate(columns[:-1]) if head != "weights"]
     rows = [
         (
-            *key[:-1],
+            *(key[place] for place in kept),
             run.seed,
             *(Number(run.value(metric, place), None, DIGITS[metric]) for metric in metrics for place in (CLEAN, None)),
             run.checkpoint,
@@ -148,7 +150,7 @@ def every_run(groups: Sequence[Group]) -> Table:
         for run in group.runs
     ]
     note = on_runs(f"One row a seed. {_MEAN}", groups)
-    return Table("Every run", note, (*columns[:-1], "seed", *heads, "weights"), tuple(rows), heads)
+    return Table("Every run", note, (*(columns[x] for x in kept), "seed", *heads, "weights"), tuple(rows), heads)
 
 
 _TABLES: Final[tuple[Callable[[Sequence[Group]], Table], ...]] = (

@@ -39,6 +39,7 @@ class Checkpoint:
         net: Name of the network.
         build: Makes it: ``build(num_classes, size, load)``, with its weights only where ``load``.
         folder: Where results about it belong.
+        file: Name of its file, where others may lie beside it: it is not in the folder of a run of ours.
         size: Height and width of the images it is for, pixels; None: those it is given.
         num_classes: Number of its classes; None: only its weights tell.
         classes: Their names, in the order of its outputs, where it knows them.
@@ -51,6 +52,7 @@ class Checkpoint:
     net: str
     build: Callable[[int, int, bool], nn.Module]
     folder: Path
+    file: str | None = None
     size: int | None = None
     num_classes: int | None = None
     classes: list[str] | None = None
@@ -323,6 +325,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
         kind,
         build,
         path.parent,
+        file=None if config and path.name in ("model.pt", "checkpoint.pt") else path.name,
         size=size,
         num_classes=None if classes is None else len(classes),
         classes=classes,
@@ -347,7 +350,8 @@ def find_training(path: Path, option: str = _OPTION) -> tuple[Mapping[str, Any],
         content = read_file(path)
     except ValueError as error:
         whole = "; a network that was saved whole is loaded by a function of yours: python:FILE.py:FUNCTION"
-        raise ValueError(f"{option}: {error}{whole if option == _OPTION else ''}") from error
+        may_be_one = option == _OPTION and "no PyTorch file of tensors" in str(error)
+        raise ValueError(f"{option}: {error}{whole if may_be_one else ''}") from error
     if isinstance(content, dict) and content.get("format") == FORMAT:
         config, classes = content.get("config"), content.get("classes")
         if not isinstance(config, dict) or not isinstance(classes, list):

@@ -22,15 +22,15 @@ from fastmoll.distributed import Process
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
 from fastmoll.metrics import mean_corruption_error
 from fastmoll.output import write_json
-from fastmoll.report.runs import BINARY, MEANS, is_binary, label_images
+from fastmoll.report.read import BadEvaluation, check_cell
+from fastmoll.report.runs import BINARY, MEANS, METRICS, is_binary, label_images
 
 Cell = tuple[str, int] | None
 """A corruption and its severity; None: the clean images."""
 WEIGHTS: Final = "checkpoint (digest of its weights)"
 """What a fingerprint calls the weights."""
 _FORMAT: Final = 1
-_FIGURES: Final = ("error", "nll", "ece", "ece_adaptive", "ece_batch100", "count")
-_CELL: Final = (*_FIGURES, "reliability")
+_CELL: Final = (*METRICS, "count", "reliability")
 _PARTS: Final = ("header", "fingerprint", "environment", "images")
 _HEADER: Final = ("source", "frost", "data", "net", "count", "baseline")
 
@@ -171,12 +171,14 @@ class Results:
             content = json.loads(path.read_text(encoding="utf-8"))
             found = {name: content[name] for name in _CELL}
             evaluation = content["evaluation"]
-            if not all(isinstance(found[name], int | float) for name in _FIGURES):
-                return None
         except (OSError, ValueError, LookupError, TypeError):
             return None  # not there, or damaged on the disk: to be done again
         if evaluation != self.evaluation:
             raise ValueError(f"{path} is of another evaluation than {self.out / 'settings.json'}")
+        try:
+            check_cell(path, found, self.header["count"])
+        except BadEvaluation:
+            return None  # damaged likewise
         return found
 
     def write(self, cell: Cell, found: Mapping[str, Any]) -> None:

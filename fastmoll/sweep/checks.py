@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import torch
 
+from fastmoll.output import check_writable
 from fastmoll.pipelines.small import NAMES, find_small
 from fastmoll.sweep.file import Run
 from fastmoll.sweep.settings import QUIET, QUIET_RUN, as_text, flat
 from fastmoll.sweep.table import is_done
 from fastmoll.weights import check_weights
 
+_LONGEST: Final = 255  # bytes of a name, in the file systems of Linux
+
+
+def check_names(runs: Sequence[Run]) -> None:
+    """Refuse runs whose folders no file system takes.
+
+    Raises:
+        ValueError: the name of one is too long; its place in the sweep's file, and the longest part of the name.
+    """
+    for run in runs:
+        excess = len(os.fsencode(run.name)) - _LONGEST
+        if excess > 0:
+            parts = {"data": run.data, "net": run.net, "augment": run.augment, **run.changes}
+            key = max(parts, key=lambda x: len(os.fsencode(parts[x])))
+            raise ValueError(
+                f"{run.places.get(key, run.places['data'])}: a run's name, which is its folder's, is {excess} bytes "
+                f"too long: shorten {key}, {parts[key]!r} ({run.name[:30]}...{run.name[-60:]})"
+            )
+
 
 def check_start(runs: Sequence[Run], out: Path, device: str, gpus: str | None) -> list[str | None]:
-    """Refuse what would make run after run fail: data and weights that are not there.
+    """Refuse what would make run after run fail: data and weights that are not there, a folder that can't be made.
 
     Args:
         runs: The runs that are to be trained, if they aren't yet.
@@ -31,10 +51,12 @@ def check_start(runs: Sequence[Run], out: Path, device: str, gpus: str | None) -
         What to run on, each one run at a time: GPUs as ``CUDA_VISIBLE_DEVICES`` names them, or None, the CPU.
 
     Raises:
-        ValueError: the first of these, with its place in the sweep's file.
+        ValueError: the first of these, with its place in the sweep's file or the option.
     """
     devices = _devices(device, gpus)
     todo = [run for run in runs if not is_done(run.folder(out))]
+    if todo:
+        check_writable("--out", out)
     # A run that was begun has its weights in its checkpoint.
     new = [run for run in todo if not (run.folder(out) / "checkpoint.pt").exists()]
     wanted_weights = ((run.net, run.settings["model.weights"], run.places["model.weights"]) for run in new)
@@ -89,21 +111,6 @@ def _said_of(place: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
-
-
-def parse_task(task: str | None) -> tuple[int, int]:
-    """Part and number of parts of ``--task``, ``"i/n"``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if task is None:
-        return 1, 1
-    match = re.fullmatch(r"(\d+)/(\d+)", task)
-    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= part <= parts:
-        raise ValueError(f"--task must be i/n with 1 <= i <= n, for example 1/8 to 8/8 (--array=1-8), got {task!r}")
-    return part, parts
 
 
 def _devices(device: str, gpus: str | None) -> list[str | None]:

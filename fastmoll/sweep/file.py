@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -76,25 +75,7 @@ class Run:
     def folder(self, out: Path) -> Path:
         """Its folder in that of the sweep: the one of its former name where that alone is there."""
         now, before = out / self.name, out / self.former
-        return before if before.is_dir() and not now.exists() else now
-
-
-def find_file(file: str | os.PathLike[str]) -> Path:
-    """The sweep file of that path, or the one of that name that comes with the package.
-
-    Raises:
-        ValueError: neither is there.
-    """
-    path = Path(file)
-    if path.is_file():
-        return path
-    folder = Path(str(resources.files("fastmoll")))
-    ours = folder / path
-    if path.parent == Path() and path.suffix == ".toml" and ours.is_file():
-        return ours
-    raise ValueError(
-        f"{file}: no such file (with fastmoll: {', '.join(sorted(x.name for x in folder.glob('*.toml')))})"
-    )
+        return before if os.path.isdir(before) and not now.exists() else now  # a former name may be too long for one
 
 
 def read_sweep(path: Path) -> list[Run]:

@@ -19,8 +19,10 @@ from types import FrameType
 from typing import BinaryIO, Final
 
 from fastmoll.distributed import ONE_NOTICE
-from fastmoll.sweep.checks import check_start, done_otherwise, parse_task
-from fastmoll.sweep.file import Run, find_file, read_sweep
+from fastmoll.pipelines.errors import in_words
+from fastmoll.sweep.arguments import find_file, parse_task
+from fastmoll.sweep.checks import check_names, check_start, done_otherwise
+from fastmoll.sweep.file import Run, read_sweep
 from fastmoll.sweep.select import select
 from fastmoll.sweep.settings import environment_alone
 from fastmoll.sweep.table import as_csv, as_markdown, is_done, make_rows, read_results
@@ -45,8 +47,8 @@ def run_sweep(
     Every run has its folder ``out/<name>``, with the trainer's files and its messages in ``output.txt``. A
     ``result.json`` there means done, unless it is damaged: it is then renamed, and the run is done again. A run that
     was begun goes on from its checkpoint. A run that another sweep, or a trainer started by hand, is at is left to it.
-    A run that fails doesn't stop the others. An interrupt, SIGTERM or a hang-up ends the running trainers with an
-    interrupt; the next sweep goes on with them.
+    A run that fails, or can't be started, doesn't stop the others. An interrupt, SIGTERM or a hang-up ends the running
+    trainers with an interrupt; the next sweep goes on with them.
 
     Args:
         file: Sweep file, or the name of one in this package (``paper.toml``).
@@ -73,6 +75,7 @@ def run_sweep(
         raise ValueError(f"--out: {folder} is not a folder")
     part, parts = parse_task(task)
     runs = read_sweep(path)
+    check_names(runs)
     every = select(runs, filters)
     chosen = every[part - 1 :: parts]
     if not chosen:
@@ -170,29 +173,38 @@ class _Sweep:
         return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
     def start(self, run: Run) -> None:
-        folder = run.folder(self.out)
+        """Start the trainer of a run, unless it is done or another process is at it."""
+        lock = None
         try:
+            folder = run.folder(self.out)
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--out: {folder} can't be made: {error.strerror}") from error
-        lock = _claim(folder / ".sweep")
-        if lock is None or _held(folder / ".lock"):
-            self.leave(run, lock)
-            return
-        if is_done(folder):  # another sweep was faster
-            lock.close()
-            self.done += 1
-            return
+            lock = _claim(folder / ".sweep")
+            if lock is None or _held(folder / ".lock"):
+                self.leave(run, lock)
+            elif is_done(folder):  # another sweep was faster
+                lock.close()
+                self.done += 1
+            else:
+                self.train(run, folder, lock)
+        except OSError as error:  # as on a full disk; the others go on
+            if lock is not None:
+                lock.close()
+            self.failed += 1
+            _say(f"{run.name}: can't be started: {in_words(error)}")
+
+    def train(self, run: Run, folder: Path, lock: BinaryIO) -> None:
+        """Start the trainer of a run in its folder, which ``lock`` keeps others out of, on the next free device."""
         if (folder / "result.json").exists():
             kept = (folder / "result.json").replace(folder / "result.json.damaged")
             _say(f"{run.name}: its result is damaged, and kept as {kept.name}")
-        gpu = self.free.popleft()
+        gpu = self.free[0]
         environment = environment_alone()
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
             # Else every trainer would start a thread on each core, as often as there are GPUs.
             environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self.places)))
         command = trainer_command(run, folder, "cpu" if gpu is None else "cuda")
+        verb = "resumed" if (folder / "checkpoint.pt").exists() else "started"
         with open(folder / "output.txt", "ab") as output:
             output.write(f"$ {shlex.join(command)}\n".encode())
             output.flush()
@@ -206,8 +218,8 @@ class _Sweep:
                 start_new_session=True,  # a Ctrl-C in the terminal is for the sweep, which hands it on once
                 pass_fds=[lock.fileno()],  # if the sweep is killed, the trainer keeps other sweeps out of its folder
             )
+        self.free.popleft()
         self.children.append(_Child(run, folder, gpu, process, lock, begin, time.monotonic()))
-        verb = "resumed" if (folder / "checkpoint.pt").exists() else "started"
         _say(f"{run.name}: {verb} on {'the CPU' if gpu is None else f'GPU {gpu}'}")
 
     def leave(self, run: Run, lock: BinaryIO | None) -> None:
@@ -341,9 +353,12 @@ def _write_table(runs: Sequence[Run], chosen: Sequence[Run], out: Path) -> bool:
 
 def _tail(path: Path, begin: int) -> list[str]:
     """The last lines after ``begin``; of a progress bar only its last state."""
-    with open(path, "rb") as file:
-        file.seek(max(begin, path.stat().st_size - 20_000))
-        text = file.read().decode(errors="replace")
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(begin, path.stat().st_size - 20_000))
+            text = file.read().decode(errors="replace")
+    except OSError as error:  # its folder was removed
+        return [in_words(error)]
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
     return [line for line in lines if line][-_TAIL:] or ["(no message)"]
 
