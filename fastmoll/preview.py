@@ -150,13 +150,13 @@ def draw_preview(
 def _standardise(image: Image.Image) -> Tensor:
     pixels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
     pixels = pixels.view(1, image.height, image.width, 3).permute(0, 3, 1, 2)
-    return (pixels.float() / 255 - torch.tensor(MEAN, device="cpu").view(3, 1, 1)) / torch.tensor(
-        STD, device="cpu"
-    ).view(3, 1, 1)
+    mean, std = (torch.tensor(x, device="cpu").view(3, 1, 1) for x in (MEAN, STD))
+    return (pixels.float() / 255 - mean) / std
 
 
 def _show(x: Tensor) -> Image.Image:
-    pixels = x * torch.tensor(STD, device="cpu").view(3, 1, 1) + torch.tensor(MEAN, device="cpu").view(3, 1, 1)
+    mean, std = (torch.tensor(value, device="cpu").view(3, 1, 1) for value in (MEAN, STD))
+    pixels = x * std + mean
     return Image.fromarray((pixels * 255).round().clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy())
 
 
