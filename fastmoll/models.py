@@ -99,14 +99,14 @@ def check_model_name(name: str) -> None:
         if "." not in name or name in tagged:
             return
         raise ValueError(f"name: timm has no {name!r}, only {', '.join(tagged) or 'the name without a tag'}")
-    names, lacking = known, ", and timm, which has more, is not installed (pip install timm)"
+    names, lacking = known, "; timm, which has more, is not installed (pip install timm)"
     lists = "the classifiers in torchvision.models.list_models()"
     if installed("timm"):
         names, lacking = known + importlib.import_module("timm").list_models(), ""
         lists += " and timm.list_models()"
     close = difflib.get_close_matches(name.lower().replace("-", "_"), {*names})
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(_NETWORKS)}, and {lists}"
-    raise ValueError(f"name: there is no classification model {name!r}{lacking}; {hint}")
+    raise ValueError(f"name: there is no classification model {name!r}; {hint}{lacking}")
 
 
 def is_timm(name: str) -> bool:

@@ -226,8 +226,12 @@ def test_each_official_set_of_a_run_has_a_folder_of_its_own_and_a_moved_one_keep
 
 
 def test_several_files_of_a_network_have_a_folder_each_and_go_on_in_that_of_earlier_versions(
-    tmp_path: Path, sets: tuple[list[object], Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    sets: tuple[list[object], Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # no name is shortened
     (first, *net), folder = [*sets[0], "--corruptions", "fog"], sets[1]
     second = folder / "w_b.pt"
     torch.save({name: -x for name, x in torch.load(folder / "w.pt").items()}, second)
