@@ -136,7 +136,7 @@ class Tails:
         for backend in self.settings.backends if self.device.type == "cuda" else ("torch",):
             add(f"fastmoll {backend}", partial(batch_tail, self.pixels, **ours(self.half), backend=backend))
         if "role" in options:
-            self._add_transforms(add, options, all_blurred="blur" in tail)
+            self._add_transforms(add, options)
         if self.peers:
             if self.compiled:
                 plain = self._plain()
@@ -155,7 +155,7 @@ class Tails:
         operand = torch.float16 if self.device.type == "cuda" else torch.float32
         return PlainTail(self.settings.size, MEAN, STD, operand, self.half, self.device)
 
-    def _add_transforms(self, add: Callable[..., None], options: dict[str, Any], all_blurred: bool) -> None:
+    def _add_transforms(self, add: Callable[..., None], options: dict[str, Any]) -> None:
         """The way of the paper's code, and its cosine transforms by other libraries."""
         size, device = self.settings.size, self.device
 

@@ -110,17 +110,16 @@ def from_memory(kernel: Kernel, tail: Tail, block: tuple[int, int], card: Card) 
     return parts.get(kernel.name, card.scratch_from_memory)
 
 
-def simulate(kernel: Kernel, tail: Tail, card: Card = H200, resident: int | None = None) -> Launched:
+def simulate(kernel: Kernel, tail: Tail, card: Card = H200) -> Launched:
     """Simulate a launch on some multiprocessors, each with the blocks it would get.
 
     Args:
         kernel: a launch for the batch. What those before it write need not be there: the time does not depend on it.
         tail: the batch, on the CPU.
         card: whose multiprocessors.
-        resident: blocks beside each other; by default what fits.
     """
     program, launch = kernel.program, kernel.launch
-    resident = resident or resident_blocks(program, launch)
+    resident = resident_blocks(program, launch)
     blocks, count = working(kernel, tail), launch.grid[0] * launch.grid[1]
     timings = []
     for first in range(0, min(card.multiprocessors, len(blocks)), card.multiprocessors // SAMPLED):

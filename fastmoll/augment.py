@@ -7,7 +7,6 @@ at most one way to mix images, ``mixup`` or ``cutmix``: ``none``, ``fcr+trivial`
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import itertools
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fastmoll.kernels import philox
 from fastmoll.kernels.checks import check_choice, check_integer, check_tensor
 from fastmoll.kernels.draw import uniform_double
 from fastmoll.kernels.image_ops import OPERATIONS, apply, check_pixels, crop_flip_rotate, mix, upload, warp
+from fastmoll.pipelines.errors import did_you_mean, nearest
 from fastmoll.pipelines.policies import (
     AUGMIX_DEPTH,
     AUGMIX_SEVERITY,
@@ -64,16 +64,15 @@ def parse_augment(name: str) -> AugmentSpec:
     """The parts of an augmentation's name.
 
     Raises:
-        ValueError: no such name; the message has the nearest one there is.
+        ValueError: no such name; the message has the nearest one, if there is one.
     """
     spec = _SPECS.get(name) if isinstance(name, str) else None
     if spec is None:
         parts = {part.strip() for part in str(name).lower().split("+")}
         same = [known for known in NAMES if {*known.split("+")} in (parts, parts | {"none"})]
-        near = (same or difflib.get_close_matches(str(name).lower(), NAMES, 1, 0.0))[0]
         raise ValueError(
             f"augment must be {', '.join(BASES)}, then perhaps + and {', '.join(POLICIES)}, then perhaps + and "
-            f"{' or '.join(MIXES)}; got {name!r}: did you mean {near!r}?"
+            f"{' or '.join(MIXES)}; got {name!r}{did_you_mean(same or nearest(name, NAMES))}"
         )
     return spec
 

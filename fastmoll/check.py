@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import signal
@@ -16,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import IO
 
-from fastmoll.output import Bar
+from fastmoll.output import Bar, counted
 from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.diagnose import Finding, diagnose
 from fastmoll.pipelines.files import SPLITS, ImageFolder, check_classes, check_several, list_folder
@@ -50,8 +49,7 @@ def check_files(
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
-        raise ImportError("decoding needs DALI: pip install 'fastmoll[cu12]' (or 'fastmoll[cu13]')")
+    check_dali()
     names = [os.fspath(path) for path in paths]
     chunks = deque(names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK))
     workers = max(1, min(threads or len(os.sched_getaffinity(0)), len(chunks)))
@@ -208,7 +206,7 @@ def run_check(
     classes = {name for folder in folders for name in folder.classes}
     verdict = f"{kinds['bad']} bad" if kinds["bad"] else "all decode"
     odd = f", {kinds['odd']} odd" if kinds["odd"] else ""
-    sys.stdout.write(f"{_count(len(paths), 'file')} in {_count(len(classes), 'class', 'es')}: {verdict}{odd}\n")
+    sys.stdout.write(f"{counted(len(paths), 'file')} in {counted(len(classes), 'class', 'classes')}: {verdict}{odd}\n")
     return int(kinds["bad"] > 0 or (kinds["odd"] > 0 and not allow_odd))
 
 
@@ -224,10 +222,6 @@ def _refusal(folders: Mapping[str, ImageFolder]) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _printable(text: str) -> str:

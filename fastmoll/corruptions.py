@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from typing import Final
@@ -14,6 +13,7 @@ from fastmoll.kernels import philox
 from fastmoll.kernels.checks import check_integer, check_tensor
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES, constants
 from fastmoll.kernels.image_ops import upload
+from fastmoll.pipelines.errors import did_you_mean, nearest
 
 __all__ = ["CORRUPTIONS", "GROUPS", "SEVERITIES", "constants", "corrupt"]
 
@@ -40,16 +40,14 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0, in
         A new tensor like ``images``, contiguous.
 
     Raises:
-        ValueError: an argument outside the ranges above; an unknown corruption, with the nearest known one.
+        ValueError: an argument outside the ranges above; an unknown corruption.
     """
     check_tensor("images", images, (None, 3, None, None), (torch.uint8,), None)
     for side, size in zip(("height", "width"), images.shape[2:], strict=True):
         check_integer(f"{side} of images", size, 1)
     if corruption not in CORRUPTIONS:
-        near = difflib.get_close_matches(str(corruption), CORRUPTIONS, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"corruption must be one of {', '.join(CORRUPTIONS)}, got {corruption!r}; the nearest is {near!r}"
-        )
+        hint = did_you_mean(nearest(corruption, CORRUPTIONS))
+        raise ValueError(f"corruption must be one of {', '.join(CORRUPTIONS)}, got {corruption!r}{hint}")
     check_integer("severity", severity, SEVERITIES[0], SEVERITIES[-1] + 1)
     if index is None:
         index = torch.arange(len(images), device=images.device)

@@ -1,10 +1,13 @@
-"""What all loaders have in common: where in its epochs a loader stands, and whether a saved state is its own."""
+"""What all loaders have in common: their manners, which samples are whose, and whether a saved state is its own."""
 
 from __future__ import annotations
 
+import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from fastmoll.kernels.checks import check_integer
 from fastmoll.kernels.philox import EPOCH_BITS
@@ -74,6 +77,65 @@ class Epochs:
     def _move(self, epoch: int, position: int) -> None:
         self.epoch, self.position, self._running = epoch, position, None
         self._resuming = position > 0
+
+
+class EpochLoader(ABC):
+    """A loader with the manners of a ``DataLoader``; its batches are for subclasses to give."""
+
+    _place: Epochs
+
+    def __len__(self) -> int:
+        """Batches an epoch on this rank; constant."""
+        return self._place.length
+
+    @property
+    def epoch(self) -> int:
+        """Epoch the next ``for`` gives (the running one inside a loop)."""
+        return self._place.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next ``for``, as ``DistributedSampler.set_epoch`` does.
+
+        An epoch that a loaded state is in the middle of is kept.
+
+        Raises:
+            ValueError: ``epoch`` is not an integer in [0, 2^24).
+        """
+        self._place.set_epoch(epoch)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the loader holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def share_out(
+    root: Path, samples: int, rank: int, world_size: int, batch_size: int, *, train: bool
+) -> tuple[int, int, int]:
+    """What a rank has of the samples in ``root``.
+
+    Returns:
+        In evaluation, the first of its samples and the one after its last; and the number of its batches.
+
+    Raises:
+        ValueError: fewer samples than ranks, or, in training, fewer than one batch a rank.
+    """
+    if samples < world_size:
+        raise ValueError(f"{root} has {samples} samples for {world_size} ranks")
+    first, end = (samples * r // world_size for r in (rank, rank + 1))
+    if not train:
+        return first, end, math.ceil((end - first) / batch_size)
+    share = samples // world_size
+    if share < batch_size:
+        raise ValueError(
+            f"batch_size={batch_size} is more than the {share} samples that each of {world_size} ranks has of {root}"
+        )
+    return first, end, share // batch_size
 
 
 def check_state(state: dict[str, Any], ours: dict[str, Any], free: Collection[str] = ()) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastmoll.augment import Augment, AugmentSpec, check_augment, check_augmented, parse_augment
-from fastmoll.epochs import Epochs, describe, states_for
+from fastmoll.epochs import EpochLoader, Epochs, describe, share_out, states_for
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_choice, check_integer, check_number, check_triple
 from fastmoll.kernels.soft_labels import SoftLabels
@@ -25,7 +25,7 @@ _STATE_VERSION = 2
 _SIZE_LIMIT = 4096
 
 
-class ImageNetLoader:
+class ImageNetLoader(EpochLoader):
     """Batches of an ImageFolder tree, decoded and augmented by DALI, mollified on request.
 
     Training (``split="train"``): the order is drawn anew each epoch, equally on all ranks; every rank gets the same
@@ -34,7 +34,9 @@ class ImageNetLoader:
     ranks may differ by one batch, so do not synchronise between batches.
 
     A new ``for`` starts an epoch from its beginning: the next one after a finished pass, the same one, with the same
-    images, after a ``break``. After `load_state_dict` the next ``for`` goes on in the middle.
+    images, after a ``break``. After `load_state_dict` the next ``for`` goes on in the middle. Passing from one epoch to
+    the next costs nothing. A jump by `set_epoch` rebuilds the pipeline (a second for a million files), and the order of
+    the epoch then depends on where the jump went to, not on what was run before.
 
     Attributes:
         root: Folder that holds the class folders.
@@ -150,25 +152,9 @@ class ImageNetLoader:
         self.root = self._folder.root
         self.classes = self._folder.classes
         self.num_samples = len(self._folder)
-        if self.num_samples < world_size:
-            raise ValueError(f"{self._folder.root} has {self.num_samples} samples for {world_size} ranks")
-        classes = getattr(mollify, "num_classes", len(self.classes))
-        if classes != len(self.classes):
-            raise ValueError(
-                f"mollify has num_classes={classes}, but {self._folder.root} has {len(self.classes)} class folders"
-            )
-
-        self._shard_size = self.num_samples * (rank + 1) // world_size - self.num_samples * rank // world_size
-        if train:
-            length = self.num_samples // world_size // batch_size
-            if length == 0:
-                raise ValueError(
-                    f"batch_size={batch_size} is more than the {self.num_samples // world_size} samples that each of "
-                    f"{world_size} ranks has of {self._folder.root}"
-                )
-        else:
-            length = math.ceil(self._shard_size / batch_size)
-        self._batch_size = batch_size
+        first, end, length = share_out(self.root, self.num_samples, rank, world_size, batch_size, train=train)
+        self._mollify, self._after = with_mix(mollify, mix if train else None, len(self.classes), seed, self.root)
+        self._shard_size, self._batch_size = end - first, batch_size
         # Batches the padded graph gives in an epoch: as many as the largest shard fills. Padding is decoded too, so a
         # batch is never larger than that shard.
         largest = math.ceil(self.num_samples / world_size)
@@ -198,7 +184,6 @@ class ImageNetLoader:
         substitute = on_error == "substitute"
         self._stream = Stream(self._config, self._folder, seed, length, padded_length, substitute=substitute)
         self._augment = describe(augment)
-        self._mollify, self._after = with_mix(mollify, mix if train else None, len(self.classes), seed)
         self._dtype = dtype
         self._seed = seed
         self._return_index = return_index
@@ -207,27 +192,6 @@ class ImageNetLoader:
         # Of the running epoch, over all ranks before the number of ranks changed, and on this one since.
         self._seen = np.zeros(self.num_samples, bool)
         self._closed = False
-
-    def __len__(self) -> int:
-        """Batches an epoch on this rank; constant."""
-        return self._place.length
-
-    @property
-    def epoch(self) -> int:
-        """Epoch the next ``for`` gives (the running one inside a loop)."""
-        return self._place.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next ``for``, as ``DistributedSampler.set_epoch`` does.
-
-        Passing from one epoch to the next costs nothing. A jump rebuilds the pipeline (a second for a million files),
-        and the order of the epoch then depends on where the jump went to, not on what was run before. An epoch that a
-        loaded state is in the middle of is kept.
-
-        Raises:
-            ValueError: ``epoch`` is not an integer in [0, 2^24).
-        """
-        self._place.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
@@ -305,13 +269,7 @@ class ImageNetLoader:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise RuntimeError(f"the loader over {self._folder.root} was closed")
-
-    def __enter__(self) -> ImageNetLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            raise RuntimeError(f"the loader over {self.root} was closed")
 
     @property
     def fingerprint(self) -> dict[str, int | str]:

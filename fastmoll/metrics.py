@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fastmoll.kernels.checks import INTEGER, check_integer
+from fastmoll.kernels.checks import FLOATING, INTEGER, check_integer, check_tensor, check_values
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 
 __all__ = ["ClassificationMetrics", "calibration_error", "mean_corruption_error"]
@@ -34,7 +34,7 @@ ALEXNET: Final = {
 }
 """AlexNet's mean error over the severities of each corruption of ImageNet-C, %, as published with it."""
 
-BINS_UP_TO: Final = 10_000
+_BINS_UP_TO: Final = 10_000
 _BATCH = 100
 _COUNT, _CONFIDENCE, _CORRECT = range(3)
 
@@ -85,7 +85,7 @@ class ClassificationMetrics(Metric):
             ValueError: ``bins`` is not an integer from 1 to 10,000.
         """
         super().__init__(sync_on_compute=sync_on_compute)
-        self.num_bins = check_integer("bins", bins, 1, BINS_UP_TO + 1)
+        self.num_bins = check_integer("bins", bins, 1, _BINS_UP_TO + 1)
         self._num_classes: int | None = None
         # One row a sample: confidence, 1 if right, NLL. Its id (-1: none given) apart: float64 would round large ones.
         self.add_state("samples", [], dist_reduce_fx="cat")
@@ -95,8 +95,8 @@ class ClassificationMetrics(Metric):
         """Count a batch.
 
         Args:
-            logits: ``(B, K)``, K the same in all batches, any floating dtype; the softmax is computed in float32
-                (float64 for float64).
+            logits: ``(B, K)``, K the same in all batches; float16, bfloat16, float32 or float64; the softmax is
+                computed in float32 (float64 for float64).
             labels: ``(B,)`` int64 class numbers, ``0 <= label < K``, on any device.
             index: ``(B,)`` integer sample ids of at least 0, on any device: the order of the samples. Without them it
                 is that in which they come, rank after rank. They are given for all batches, or for none.
@@ -106,31 +106,16 @@ class ClassificationMetrics(Metric):
                 (checked on the CPU only: on a GPU the look would wait for the device, and an out-of-range label stops
                 the kernel instead).
         """
-        for name, value in (("logits", logits), ("labels", labels), ("index", index)):
-            if not isinstance(value, Tensor) and (name != "index" or value is not None):
-                kind = type(value).__name__
-                raise ValueError(f"{name} must be a torch.Tensor, got a {kind} (torch.as_tensor makes one of arrays)")
-        if logits.ndim != 2 or not logits.is_floating_point():
-            raise ValueError(f"logits must be floating point of shape (B, K), got {logits.dtype} {tuple(logits.shape)}")
-        if len(self.samples) and self._num_classes not in (None, logits.shape[1]):
-            raise ValueError(
-                f"logits must be of shape (B, {self._num_classes}) as in the batches before, got {tuple(logits.shape)}"
-            )
-        if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
-            raise ValueError(
-                f"labels must be int64 of shape ({logits.shape[0]},), got {labels.dtype} {tuple(labels.shape)}"
-            )
-        if index is not None and (index.shape != labels.shape or index.dtype not in INTEGER):
-            raise ValueError(
-                f"index must be integers of shape ({logits.shape[0]},), got {index.dtype} {tuple(index.shape)}"
-            )
-        if index is not None and index.device.type == "cpu" and len(index) and int(index.min()) < 0:
-            raise ValueError(f"index must be at least 0, got {int(index.min())}")
-        if labels.device.type == "cpu" and len(labels):
-            low, high = labels.aminmax()
-            if low < 0 or high >= logits.shape[1]:
-                wrong = int(low) if low < 0 else int(high)
-                raise ValueError(f"labels must be in 0..{logits.shape[1] - 1}, got {wrong}")
+        classes = self._num_classes if len(self.samples) else None
+        check_tensor("logits", logits, (None, classes), FLOATING, None)
+        check_tensor("labels", labels, (len(logits),), (torch.int64,), None)
+        if index is not None:
+            check_tensor("index", index, (len(logits),), INTEGER, None)
+            if index.device.type == "cpu":
+                check_values("index", index, index >= 0, "be at least 0")
+        if labels.device.type == "cpu":
+            right = (labels >= 0) & (labels < logits.shape[1])
+            check_values("labels", labels, right, f"lie in [0, {logits.shape[1]})")
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_probs = logits.detach().to(dtype).log_softmax(1)
         top, predicted = log_probs.max(1)
@@ -192,7 +177,7 @@ def calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
     """Expected calibration error of a whole set: l1, over bins of equal width of the confidence.
 
     Args:
-        logits: ``(N, K)``, any floating dtype, as for `ClassificationMetrics.update`, whose ``ece`` this is.
+        logits: ``(N, K)``, floating point, as for `ClassificationMetrics.update`, whose ``ece`` this is.
         labels: ``(N,)`` int64 class numbers, likewise.
         bins: Number of bins, up to 10,000.
 

@@ -7,7 +7,6 @@ them from. Where the published code and the published architecture differ, `crea
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from torchvision import models
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from fastmoll.kernels.checks import check_integer, installed
+from fastmoll.pipelines.errors import did_you_mean, nearest
 
 SMALL: Final = 128
 """Below this height and width, pixels, networks that come in two forms take the one for small images."""
@@ -87,10 +87,10 @@ def create_model(
     return model
 
 
-def check_model_name(name: str) -> None:
-    """Raise ``ValueError``, with close names, unless `create_model` knows ``name``."""
+def check_model_name(name: str, option: str = "name") -> None:
+    """Raise ``ValueError``, with close names, unless `create_model` knows ``name``, which was given by ``option``."""
     if not isinstance(name, str):
-        raise ValueError(f"name must be a string, got {name!r}")
+        raise ValueError(f"{option} must be a string, got {name!r}")
     known = [*_NETWORKS, *_torchvision_names()]
     if name in known:
         return
@@ -98,15 +98,14 @@ def check_model_name(name: str) -> None:
         tagged = importlib.import_module("timm.models").get_arch_pretrained_cfgs(name.partition(".")[0])
         if "." not in name or name in tagged:
             return
-        raise ValueError(f"name: timm has no {name!r}, only {', '.join(tagged) or 'the name without a tag'}")
+        raise ValueError(f"{option}: timm has no {name!r}, only {', '.join(tagged) or 'the name without a tag'}")
     names, lacking = known, "; timm, which has more, is not installed (pip install timm)"
     lists = "the classifiers in torchvision.models.list_models()"
     if installed("timm"):
         names, lacking = known + importlib.import_module("timm").list_models(), ""
         lists += " and timm.list_models()"
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), {*names})
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(_NETWORKS)}, and {lists}"
-    raise ValueError(f"name: there is no classification model {name!r}; {hint}{lacking}")
+    hint = did_you_mean(nearest(name, names, 3), f"; there are {', '.join(_NETWORKS)}, and {lists}")
+    raise ValueError(f"{option}: there is no classification model {name!r}{hint}{lacking}")
 
 
 def is_timm(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -367,7 +368,7 @@ _SETTINGS: Final = (
 
 
 def with_mix(
-    mollify: Callable[..., Any] | None, mix: str | None, num_classes: int, seed: int
+    mollify: Callable[..., Any] | None, mix: str | None, num_classes: int, seed: int, root: Path
 ) -> tuple[Mollify | None, Callable[..., Any] | None]:
     """What a loader does to its batches: what :class:`Mollify` does, mixing included, and what is called after it.
 
@@ -376,10 +377,14 @@ def with_mix(
         mix: ``"mixup"``, ``"cutmix"`` or None, as the name of the augmentation says.
         num_classes: ``K``.
         seed: of the draws where ``mollify`` has none.
+        root: what the images are read from, for messages.
 
     Raises:
-        ValueError: ``mollify`` mixes the images already, in another way.
+        ValueError: ``mollify`` is for another number of classes, or mixes the images already, in another way.
     """
+    classes = getattr(mollify, "num_classes", num_classes)
+    if classes != num_classes:
+        raise ValueError(f"mollify has num_classes={classes}, but {root} has {num_classes} classes")
     own = mollify if isinstance(mollify, Mollify) else None
     after = None if own is not None else mollify
     if mix is None:

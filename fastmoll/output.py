@@ -39,12 +39,9 @@ def lock(output: Path, option: str) -> Iterator[None]:
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{option}: {output} can't be made: {error.strerror}") from error
-    try:
         opened = open(output / ".lock", "a+", encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"{option}: {output} can't be written to: {error.strerror}") from error
+        raise ValueError(f"{option}: {output} can't be made or written to: {error.strerror}") from error
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,6 +168,17 @@ def bar(items: Iterable[T], process: Process, description: str, total: int, done
         mininterval=0.2,
         unit="batch",
     )
+
+
+def counted(number: int, one: str, more: str | None = None) -> str:
+    """A number and what it is of: ``1 step``, ``2 steps``.
+
+    Args:
+        number: How many.
+        one: The noun.
+        more: Its plural; by default with an s.
+    """
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
 
 
 def say(process: Process, text: str) -> None:

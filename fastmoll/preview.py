@@ -69,16 +69,30 @@ def write_preview(
         raise ValueError(f"output: {output} is a folder")
     if output.exists() and image.exists() and output.samefile(image):
         raise ValueError(f"output: {output} is the image itself, which would be lost")
-    picture = draw_preview(
-        _load(image, size),
-        temperatures=temperatures,
-        sigma_min=sigma_min,
-        sigma_max=sigma_max,
-        k_noise=k_noise,
-        k_blur=k_blur,
-        seed=seed,
+    picture = _load(image, size)
+    if not temperatures:
+        raise ValueError("temperatures must not be empty")
+    for value in temperatures:
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"temperatures must be in [0, 1], got {value}")
+    t = torch.tensor(list(temperatures), dtype=torch.float32, device="cpu")
+    x = _standardise(picture).expand(len(t), -1, -1, -1).contiguous()
+    scale_max = float(size) if sigma_max is None else sigma_max
+    sigma_noise = torch.sin(t * (math.pi / 2))
+    sigma_blur = blur_scale(t, sigma_min, scale_max)
+    gamma_noise, gamma_blur = (
+        label_decay(torch.full(t.shape, role, dtype=torch.int8, device="cpu"), t, k_noise=k_noise, k_blur=k_blur)
+        for role in (NOISE, BLUR)
     )
-    picture.save(output, quality=_QUALITY, optimize=True)  # PNG has no quality and ignores it
+    # One sample id for all: the same noise grows from left to right.
+    noised = cosine_noise(x, t, seed=seed, index=torch.zeros(len(t), dtype=torch.int64, device="cpu"))
+    blurred = heat_blur(x, t, sigma_min=sigma_min, sigma_max=scale_max)
+    rows = [
+        ("noise", [_show(tile) for tile in noised], _captions("t", sigma_noise, gamma_noise)),
+        ("blur", [_show(tile) for tile in blurred], _captions("B", sigma_blur, gamma_blur)),
+    ]
+    drawn = _compose(_show(x[0]), [_number(value) for value in t.tolist()], rows)
+    drawn.save(output, quality=_QUALITY, optimize=True)  # PNG has no quality and ignores it
 
 
 def _load(path: Path, size: int) -> Image.Image:
@@ -108,47 +122,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((pixels * (255 / top)).round().astype(np.uint8))
 
 
-def draw_preview(
-    image: Image.Image,
-    *,
-    temperatures: Sequence[float] = TEMPERATURES,
-    sigma_min: float = 0.3,
-    sigma_max: float | None = None,
-    k_noise: float = 1.0,
-    k_blur: float = 1.0,
-    seed: int = 0,
-) -> Image.Image:
-    """The picture that `write_preview` writes, of an RGB image of any size; see there for the arguments.
-
-    Raises:
-        ValueError: An argument out of range.
-    """
-    if not temperatures:
-        raise ValueError("temperatures must not be empty")
-    for value in temperatures:
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"temperatures must be in [0, 1], got {value}")
-    t = torch.tensor(list(temperatures), dtype=torch.float32, device="cpu")
-    x = _standardise(image).expand(len(t), -1, -1, -1).contiguous()
-    scale_max = float(image.width) if sigma_max is None else sigma_max
-    sigma_noise = torch.sin(t * (math.pi / 2))
-    sigma_blur = blur_scale(t, sigma_min, scale_max)
-    gamma_noise, gamma_blur = (
-        label_decay(torch.full(t.shape, role, dtype=torch.int8, device="cpu"), t, k_noise=k_noise, k_blur=k_blur)
-        for role in (NOISE, BLUR)
-    )
-    # One sample id for all: the same noise grows from left to right.
-    noised = cosine_noise(x, t, seed=seed, index=torch.zeros(len(t), dtype=torch.int64, device="cpu"))
-    blurred = heat_blur(x, t, sigma_min=sigma_min, sigma_max=scale_max)
-    rows = [
-        ("noise", [_show(tile) for tile in noised], _captions("t", sigma_noise, gamma_noise)),
-        ("blur", [_show(tile) for tile in blurred], _captions("B", sigma_blur, gamma_blur)),
-    ]
-    return _compose(_show(x[0]), [_number(value) for value in t.tolist()], rows)
-
-
 def _standardise(image: Image.Image) -> Tensor:
-    pixels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     pixels = pixels.view(1, image.height, image.width, 3).permute(0, 3, 1, 2)
     mean, std = (torch.tensor(x, device="cpu").view(3, 1, 1) for x in (MEAN, STD))
     return (pixels.float() / 255 - mean) / std

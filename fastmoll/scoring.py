@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fastmoll.distributed import Process, Stop
-from fastmoll.kernels.checks import check_choice, check_integer
-from fastmoll.metrics import BINS_UP_TO, ClassificationMetrics
+from fastmoll.kernels.checks import check_choice
+from fastmoll.metrics import ClassificationMetrics
 
 PRECISIONS = ("auto", "bf16", "off")
 
@@ -54,7 +54,6 @@ def evaluate(
         RuntimeError: another number of samples came than the loader's ``num_samples``; an error on another rank.
     """
     check_choice("precision", precision, PRECISIONS)
-    check_integer("bins", bins, 1, BINS_UP_TO + 1)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got a {type(model).__name__}")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastmoll.augment import Augment, check_augment, check_augmented, parse_augment
-from fastmoll.epochs import Epochs, describe, states_for
+from fastmoll.epochs import EpochLoader, Epochs, describe, share_out, states_for
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
-from fastmoll.kernels.checks import check_integer, check_triple
+from fastmoll.kernels.checks import check_choice, check_integer, check_triple
 from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.mollify import with_mix
 from fastmoll.pipelines.small import SmallData, read_small, standardisation
@@ -39,7 +38,7 @@ class _Order(NamedTuple):
     """The samples once more."""
 
 
-class SmallImageLoader:
+class SmallImageLoader(EpochLoader):
     """Batches of a data set of small images, kept on the device as uint8.
 
     A batch is gathered, augmented, standardised and mollified where it lies; on a GPU nothing waits for the device, and
@@ -116,8 +115,7 @@ class SmallImageLoader:
         self._train = split == "train" if train is None else train
         self._batch_size = check_integer("batch_size", batch_size, 1)
         self._seed = check_integer("seed", seed, 0, 2**63)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+        check_choice("dtype", dtype, DTYPES)
         if mollify is not None and not callable(mollify):
             raise ValueError(f"mollify must be callable, got {mollify!r}")
         if (mean is None) != (std is None):
@@ -133,30 +131,17 @@ class SmallImageLoader:
             own = self._train or isinstance(data, SmallData)
             mean, std = standardisation(self.data if own else data, path)
         self.mean, self.std = check_triple("mean", mean), check_triple("std", std, above=0.0)
-        if self.num_samples < self._world_size:
-            raise ValueError(f"{self.root} has {self.num_samples} samples for {self._world_size} ranks")
-        classes = getattr(mollify, "num_classes", len(self.classes))
-        if classes != len(self.classes):
-            raise ValueError(f"mollify has num_classes={classes}, but {self.root} has {len(self.classes)} classes")
+        first, end, length = share_out(
+            self.root, self.num_samples, self._rank, self._world_size, self._batch_size, train=self._train
+        )
         self._augment_name = describe(augment if self._train else "none")
         self._augment: Augmentation | None = None
         mix = None
         if self._train:
             self._augment, mix = self._resolve(augment)
-        self._mollify, self._after = with_mix(mollify, mix, len(self.classes), self._seed)
+        self._mollify, self._after = with_mix(mollify, mix, len(self.classes), self._seed, self.root)
 
-        first, end = (self.num_samples * r // self._world_size for r in (self._rank, self._rank + 1))
         self._shard = (first, end)
-        if self._train:
-            length = self.num_samples // (self._world_size * self._batch_size)
-            if length == 0:
-                raise ValueError(
-                    f"batch_size={batch_size} is more than the {self.num_samples // self._world_size} samples that "
-                    f"each of {self._world_size} ranks has of {self.root}"
-                )
-        else:
-            length = math.ceil((end - first) / self._batch_size)
-
         self._images: Tensor | None = _tensor(self.data.images).to(self._device)
         self._labels = _tensor(self.data.labels)
         self._dtype = dtype
@@ -177,25 +162,6 @@ class SmallImageLoader:
         if height != width:
             raise ValueError(f"augment={augment!r} needs squares, but {self.root} has {height} x {width} pixels")
         return Augment(spec, size=width, seed=self._seed), spec.mix
-
-    def __len__(self) -> int:
-        """Batches an epoch on this rank; constant."""
-        return self._place.length
-
-    @property
-    def epoch(self) -> int:
-        """Epoch the next ``for`` gives (the running one inside a loop)."""
-        return self._place.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next ``for``, as ``DistributedSampler.set_epoch`` does.
-
-        An epoch that a loaded state is in the middle of is kept.
-
-        Raises:
-            ValueError: ``epoch`` is not an integer in [0, 2^24).
-        """
-        self._place.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give ``(images, targets)``, or ``(images, targets, index)``, for one epoch.
@@ -282,12 +248,6 @@ class SmallImageLoader:
         if self._images is None:
             raise RuntimeError(f"the loader over {self.root} was closed")
         return self._images
-
-    def __enter__(self) -> SmallImageLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def fingerprint(self) -> dict[str, int | str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import zipfile
 from pathlib import Path, PosixPath
@@ -17,6 +16,7 @@ from torchvision import models
 
 from fastmoll.kernels.checks import installed
 from fastmoll.models import create_model, from_timm, is_timm
+from fastmoll.pipelines.errors import did_you_mean, nearest, reason_of, some
 
 FORMAT: Final = 1
 """Of the trainers' checkpoints, their ``"format"``."""
@@ -171,8 +171,8 @@ def load_weights(
         )
         head_alone = exact and one_layer and not (missing or unexpected)
         message = f"{option}: {source} does not fit {name}: " + "; ".join(
-            [f"without {_some(missing)}"] * bool(missing)
-            + [f"with unknown {_some(unexpected)}"] * bool(unexpected)
+            [f"without {some(missing, 5)}"] * bool(missing)
+            + [f"with unknown {some(unexpected, 5)}"] * bool(unexpected)
             + [f"{key} is {tuple(state[key].shape)} there and {tuple(own[key].shape)} here" for key in wrong[:5]]
         )
         raise HeadError(message, len(state[wrong[0]])) if head_alone else ValueError(message)
@@ -223,8 +223,8 @@ def nearest_published(name: str, owner: str | None = None) -> str:
     name = name.lower().replace("-", "_")
     near = [f"{other}:{name}" for other, names in known.items() if name in names]
     if not near and owner is not None:  # timm's tags are behind a dot
-        near = [f"{owner}:{x}" for x in difflib.get_close_matches(name.partition(".")[0], known[owner])]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+        near = [f"{owner}:{x}" for x in nearest(name.partition(".")[0], known[owner], 3)]
+    return did_you_mean(near)
 
 
 def _load_timm(model: Any, facts: Any, size: int, exact: bool, option: str, instead: str) -> str:
@@ -237,8 +237,7 @@ def _load_timm(model: Any, facts: Any, size: int, exact: bool, option: str, inst
     try:
         trained = from_timm(source, outputs, size, pretrained=True)
     except Exception as error:  # the hub's errors are of many types, and none says what was asked for
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{option}: timm's {source} can't be loaded ({reason}); {instead}") from error
+        raise ValueError(f"{option}: timm's {source} can't be loaded ({reason_of(error)}); {instead}") from error
     model.load_state_dict(trained.state_dict())
     if outputs == facts.num_classes:
         return f"weights from timm's {source}"
@@ -326,7 +325,3 @@ _WRAPPERS: Final = ("module.", "_orig_mod.", "module.")
 """What DDP and torch.compile, and DDP around or inside that, put in front of the names."""
 _ATTRIBUTES: Final = ("model.", "net.", "_orig_mod.")
 """What a module that holds the network, as of Lightning, puts there (then torch.compile), unless it is one itself."""
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -41,7 +41,6 @@ OPERATIONS: Final = (
 )
 """Names of the operations; ``op`` is a position here."""
 
-_NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
 SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(1, 6)
 BRIGHTNESS, POSTERIZE, SOLARIZE, AUTO_CONTRAST, EQUALIZE, INVERT = range(6, 12)
 COLOR, CONTRAST, SHARPNESS = range(12, 15)

@@ -10,7 +10,6 @@ A set that is not whole gives wrong averages without any error, so that all of i
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections import Counter
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
 from fastmoll.pipelines.decoded import image_size, load_array, size_of
+from fastmoll.pipelines.errors import did_you_mean, nearest, some
 from fastmoll.pipelines.files import ImageFolder, scan_folder
 
 Kind = Literal["imagenet-c", "tinyimagenet-c", "cifar-c"]
@@ -33,7 +33,9 @@ Cell = tuple[str, int]
 DESCRIPTION = "corrupted.json"
 """File that `fastmoll corrupt` leaves in a set it wrote: what it was made from, and how."""
 
-_ARCHIVES = (*GROUPS, "extra")
+ARCHIVES = (*GROUPS, "extra")
+"""Folders of the archives that ImageNet-C comes in."""
+
 _TINY = (64, 200)  # TinyImageNet's pixels and classes; ImageNet's thousand come in 64 pixels, too
 _READERS = 8  # folders listed at a time: on a network file system each waits for its server
 _SHOWN = 5
@@ -148,8 +150,7 @@ def check_cells(corruptions: Sequence[str], severities: Sequence[int]) -> tuple[
     """
     for name in corruptions:
         if name not in CORRUPTIONS:
-            near = difflib.get_close_matches(str(name), CORRUPTIONS, 1)
-            hint = f"; did you mean {near[0]}?" if near else f": there are {', '.join(CORRUPTIONS)}"
+            hint = did_you_mean(nearest(name, CORRUPTIONS), f"; there are {', '.join(CORRUPTIONS)}")
             raise ValueError(f"corruptions: there is no {name!r}{hint}")
     for level in severities:
         if level not in SEVERITIES:
@@ -179,6 +180,12 @@ def _demand(root: Path, problems: list[str]) -> None:
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise ValueError(f"corrupted set {root}: {'; '.join(problems[:_SHOWN])}{more}")
+
+
+def _missing(names: Iterable[str], others: Iterable[str]) -> str:
+    """What is not there, with what may be meant to be it."""
+    near = dict.fromkeys(other for name in names for other in nearest(name, sorted(others)))
+    return f"{', '.join(names)} missing" + (f" (is {', '.join(near)} meant to be that?)" if near else "")
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -239,7 +246,7 @@ def _find(root: Path, names: Iterable[str], levels: Iterable[int], found: set[st
     """The folder of each corruption, which has the severities."""
     places: dict[str, Path] = {}
     problems, missing = [], []
-    archives = [name for name in _ARCHIVES if (root / name).is_dir()]
+    archives = [name for name in ARCHIVES if (root / name).is_dir()]
     for name in names:
         candidates = [
             folder for folder in (root, *(root / archive for archive in archives)) if (folder / name).is_dir()
@@ -256,10 +263,8 @@ def _find(root: Path, names: Iterable[str], levels: Iterable[int], found: set[st
             f"<image>.JPEG, or {root}/<corruption>.npy and {root}/labels.npy"
         )
     if missing:
-        others = {name for name in found if (root / name).is_dir()} - {*_ARCHIVES, *CORRUPTIONS}
-        near = [match for name in missing for match in difflib.get_close_matches(name, others, 1)]
-        hint = f" (is {', '.join(dict.fromkeys(near))} meant to be that?)" if near else ""
-        problems.append(f"{', '.join(missing)} missing{hint}")
+        others = {name for name in found if (root / name).is_dir()} - {*ARCHIVES, *CORRUPTIONS}
+        problems.append(_missing(missing, others))
     for name, folder in places.items():
         with os.scandir(folder) as entries:
             severities = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
@@ -268,7 +273,7 @@ def _find(root: Path, names: Iterable[str], levels: Iterable[int], found: set[st
         if lacking:
             problems.append(f"{name} lacks severity {', '.join(lacking)}")
         if unknown:
-            problems.append(f"{name} has folders that are no severities: {', '.join(map(repr, unknown[:_SHOWN]))}")
+            problems.append(f"{name} has folders that are no severities: {some([*map(repr, unknown)], _SHOWN)}")
     _demand(root, problems)
     return places
 
@@ -297,8 +302,7 @@ def _classes_apart(wanted: Iterable[str], found: Iterable[str]) -> str:
     parts = []
     for word, names in (("missing", {*wanted} - {*found}), ("extra", {*found} - {*wanted})):
         if names:
-            listed = sorted(names)
-            parts.append(f"{len(names)} {word} ({', '.join(listed[:3])}{', ...' if len(listed) > 3 else ''})")
+            parts.append(f"{len(names)} {word} ({some(sorted(names))})")
     return ", ".join(parts)
 
 
@@ -326,9 +330,7 @@ def _open_arrays(common: dict[str, Any], found: set[str], classes: list[str] | N
     files = ["labels.npy", *(f"{name}.npy" for name in names)]
     missing = [file for file in files if file not in found]
     if missing:
-        near = [match for file in missing for match in difflib.get_close_matches(file, found - {*files}, 1)]
-        hint = f" (is {', '.join(dict.fromkeys(near))} meant to be that?)" if near else ""
-        _demand(root, [f"{', '.join(missing)} missing{hint}"])
+        _demand(root, [_missing(missing, found - {*files})])
     labels = _load_labels(root / "labels.npy", None if classes is None else len(classes))
     count = len(labels) // len(SEVERITIES)
     images: dict[str, NDArray[np.uint8]] = {name: load_array(root / f"{name}.npy") for name in names}

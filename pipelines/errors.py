@@ -1,9 +1,11 @@
-"""The errors of images that can't be read or are of wrong sizes, and the warning where a loader goes on without one."""
+"""The errors of images, the warning where a loader goes on without one, and words that many messages have."""
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 
 class BadImageError(RuntimeError):
@@ -34,3 +36,35 @@ def in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """The type of an error and the first line of its message, of code that says what is wrong in many lines."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names: ``"a, b, c, ..."``."""
+    return ", ".join([*names[:most], *["..."] * (len(names) > most)])
+
+
+def nearest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
+    """The known names that may have been meant by one that there is not; none where none is near.
+
+    Those are up to three that begin with it, else those that end in it after a dot; and, up to ``most`` in all, those
+    that are spelt much like it. Case, hyphens and underscores make no difference.
+    """
+    bare, name = {_bare(x): x for x in known}, _bare(str(name))
+    begun = [x for x in bare if name and x.startswith(name)]
+    first = (begun if len(begun) <= 3 else []) or [x for x in bare if x.endswith(f".{name}")]
+    near = dict.fromkeys([*first, *difflib.get_close_matches(name, bare, most, 0.75)])
+    return [bare[x] for x in near][: max(most, len(first))]
+
+
+def _bare(name: str) -> str:
+    return re.sub("[-_]", "", name.lower())
+
+
+def did_you_mean(near: Sequence[str], otherwise: str = "") -> str:
+    """Names that `nearest` found as the end of a message, ``"; did you mean fog?"``; else what there is to say."""
+    return f"; did you mean {' or '.join(near)}?" if near else otherwise

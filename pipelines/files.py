@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fastmoll.pipelines.errors import some
+
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = ("train", "val", "validation", "test")
 _CACHE_VERSION = 3
@@ -121,6 +123,17 @@ def scan_folder(root: str | os.PathLike[str], split: str = "train") -> ImageFold
     return found
 
 
+def stems_of(split: str) -> tuple[str, ...]:
+    """What files and folders of a split may be called."""
+    return SPLITS[1:] if split == "val" else (split,)
+
+
+def scan_split(root: Path, split: str) -> ImageFolder:
+    """`scan_folder` of a split, by the first of `stems_of` that is there."""
+    # Where none of them is there, the folder without splits, or the error, is that of `split` itself.
+    return scan_folder(root, next((stem for stem in stems_of(split) if (root / stem).is_dir()), split))
+
+
 def list_folder(root: str | os.PathLike[str], split: str = "train") -> tuple[ImageFolder, Counter[str]]:
     """List a tree afresh, for those who look for faults in it: no cache, and names with line breaks are let through.
 
@@ -186,10 +199,7 @@ def _walk(folder: Path) -> tuple[ImageFolder, dict[str, list[int]], Counter[str]
             f"data folder {folder} has {len(classes)} class folders but no image ({', '.join(EXTENSIONS)})"
         )
     if empty:
-        raise ValueError(
-            f"data folder {folder} has class folders without an image: {', '.join(map(repr, empty[:10]))}"
-            f"{', ...' if len(empty) > 10 else ''}"
-        )
+        raise ValueError(f"data folder {folder} has class folders without an image: {some([*map(repr, empty)], 10)}")
     return ImageFolder(folder, classes, paths, np.asarray(targets, dtype=np.int64)), stamps, ignored
 
 
@@ -236,7 +246,7 @@ def check_classes(training: list[str], validation: list[str], where: str) -> Non
     """Raise ``ValueError`` for training images of other classes than those of the validation."""
     odd = sorted({*training} ^ {*validation})
     if odd:
-        raise ValueError(f"{where} have other classes, for example {', '.join(odd[:5])}")
+        raise ValueError(f"{where} have other classes, for example {some(odd, 5)}")
 
 
 def check_several(classes: list[str]) -> None:

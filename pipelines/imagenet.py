@@ -19,7 +19,7 @@ from nvidia.dali import Pipeline, fn, math, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
 from fastmoll.kernels.checks import installed
-from fastmoll.pipelines import dali_policies
+from fastmoll.pipelines import MEAN, STD, dali_policies
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.pipelines.policies import ROTATION
 from fastmoll.pipelines.resample import resample
@@ -41,13 +41,13 @@ class GraphConfig:
         augment: Training only: ``"none"`` (the evaluation's crop, not flipped), ``"fc"`` (RandomResizedCrop and flip)
             or ``"fcr"`` (and rotation), then perhaps ``+`` and ``rand``, ``auto`` or ``trivial``.
         standardise: Flip and standardise in the graph; else give uint8 and, in training, which images to flip.
+        device_id: GPU, or None for the CPU.
+        num_threads: CPU threads of the pipeline.
         mean: Mean per channel of the data set, for pixels in [0, 1].
         std: Standard deviation per channel, likewise.
         adjust_orientation: Turn images by their EXIF tag.
         rank: Global rank; it reads shard ``rank`` of ``world_size``.
         world_size: Number of ranks.
-        device_id: GPU, or None for the CPU.
-        num_threads: CPU threads of the pipeline.
         prefetch: Batches prepared ahead.
         hw_decoder_load: Share of a batch that the GPU's JPEG engine decodes, 0 to 1 (no effect without one).
         preallocate: ``(width, height)`` the engine's buffers are made for at once, or None.
@@ -61,16 +61,16 @@ class GraphConfig:
     resize: int
     augment: str
     standardise: bool
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    adjust_orientation: bool
-    rank: int
-    world_size: int
     device_id: int | None
     num_threads: int
-    prefetch: int
-    hw_decoder_load: float
-    preallocate: tuple[int, int] | None
+    mean: tuple[float, float, float] = MEAN
+    std: tuple[float, float, float] = STD
+    adjust_orientation: bool = False
+    rank: int = 0
+    world_size: int = 1
+    prefetch: int = 2
+    hw_decoder_load: float = 0.65
+    preallocate: tuple[int, int] | None = None
     dali_augment: Callable[[Any], Any] | None = None
     decoder: str = "mixed"
 

@@ -5,7 +5,6 @@ Nothing is downloaded.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from PIL import Image
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.cifar import find_cifar, read_cifar
 from fastmoll.pipelines.decoded import SIDE_LIMIT, decode_folder, load_array, size_of
-from fastmoll.pipelines.errors import ImageSizeError
-from fastmoll.pipelines.files import ImageFolder, cache_home, scan_folder
+from fastmoll.pipelines.errors import ImageSizeError, did_you_mean, nearest
+from fastmoll.pipelines.files import SPLITS, ImageFolder, cache_home, check_classes, scan_folder, scan_split, stems_of
 
 Triple = tuple[float, float, float]
 
@@ -72,7 +71,6 @@ KNOWN = {
 NAMES = (*KNOWN, "digits")
 """Data sets with a name."""
 
-_VALIDATION = ("val", "validation", "test")
 _DIGITS_EVERY = 5  # the last of so many images of a class is for validation
 
 
@@ -211,9 +209,8 @@ def find_small(
             )
         place = Path(data)
         if not place.exists():
-            close = difflib.get_close_matches(place.name.lower().replace("-", ""), NAMES, 1)
-            hint = f"did you mean {close[0]}?" if close else f"names are {', '.join(NAMES)}"
-            raise ValueError(f"data: {str(data)!r} is no file or folder, and no name of a data set; {hint}")
+            hint = did_you_mean(nearest(place.name, NAMES), f"; names are {', '.join(NAMES)}")
+            raise ValueError(f"data: {str(data)!r} is no file or folder, and no name of a data set{hint}")
     elif path is not None:
         place = Path(path)
         if not place.exists():
@@ -250,7 +247,7 @@ def standardisation(
 def _usual_place(name: str) -> Path:
     places = [Path("data").absolute(), cache_home() / "data"]
     for place in places:
-        if place.is_dir() and (_find_tiny(place) if name == "tinyimagenet" else find_cifar(place, name)):
+        if place.is_dir() and (find_tiny(place) if name == "tinyimagenet" else find_cifar(place, name)):
             return place
     raise ValueError(
         f"{name} is neither in {places[0]} nor in {places[1]}: put {KNOWN[name].source} there, or give its path"
@@ -264,16 +261,16 @@ def _read_path(place: Path, split: str, name: str | None) -> SmallData:
         if name not in (None, layout.name):
             raise ValueError(f"{where} is {layout.name}, not {name}")
         return SmallData(*read_cifar(where, layout, split), layout.name)
-    tiny = _find_tiny(place)
+    tiny = find_tiny(place)
     if tiny is not None:
         if name not in (None, "tinyimagenet"):
             raise ValueError(f"{tiny} is tinyimagenet, not {name}")
         return _read_tiny(tiny, split)
-    stems = _VALIDATION if split == "val" else (split,)
+    stems = stems_of(split)
     for stem in stems:
         if (place / f"{stem}.npy").is_file():
             return _read_arrays(place, stem, name)
-    others = [f"{stem}.npy" for stem in ("train", *_VALIDATION) if (place / f"{stem}.npy").is_file()]
+    others = [f"{stem}.npy" for stem in SPLITS if (place / f"{stem}.npy").is_file()]
     if others:
         wanted = " or ".join(f"{stem}.npy" for stem in stems)
         raise ValueError(f"{place} has {', '.join(others)}, but no {wanted}")
@@ -282,8 +279,7 @@ def _read_path(place: Path, split: str, name: str | None) -> SmallData:
         raise ValueError(
             f"{place} has no images for {split!r}: neither {names} nor folders {split}/<class> nor {', '.join(KNOWN)}"
         )
-    # Where none of them is there, the folder without splits, or the error, is that of `split` itself.
-    folder = scan_folder(place, next((stem for stem in stems if (place / stem).is_dir()), split))
+    folder = scan_split(place, split)
     return SmallData(decode_folder(folder), folder.targets, folder.classes, folder.root, name)
 
 
@@ -302,7 +298,8 @@ def _check_complete(data: SmallData, split: str) -> None:
 # --- TinyImageNet -----------------------------------------------------------------------------------------------------
 
 
-def _find_tiny(place: Path) -> Path | None:
+def find_tiny(place: Path) -> Path | None:
+    """The folder of TinyImageNet, which a path is or has in it; None where it is not there."""
     folders = (place, place / "tiny-imagenet-200")
     return next((folder for folder in folders if (folder / "wnids.txt").is_file()), None)
 
@@ -318,9 +315,7 @@ def _read_tiny(folder: Path, split: str) -> SmallData:
         # The training images, or validation images that were sorted into class folders, as many copies are, with or
         # without the list beside them.
         found = scan_folder(folder, split)
-        odd = sorted({*found.classes} ^ {*classes})
-        if odd:
-            raise ValueError(f"{found.root} has other classes than {folder / 'wnids.txt'}, for example {odd[0]}")
+        check_classes(found.classes, classes, f"{found.root} and {folder / 'wnids.txt'}")
     return SmallData(decode_folder(found), found.targets, classes, found.root, "tinyimagenet")
 
 

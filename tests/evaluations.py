@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from processes import CONTEXT
+from processes import CONTEXT, be_rank, free_port
 
 from fastmoll.cli.main import main
 from fastmoll.corruptions import CORRUPTIONS
@@ -83,10 +81,7 @@ def write_official(root: Path, data: Path) -> Path:
 
 
 def rank_main(rank: int, world_size: int, port: int, arguments: list[str]) -> None:
-    torch.set_num_threads(1)
-    if world_size > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    be_rank(rank, world_size, port)
     with open(os.devnull, "w") as sink, redirect_stdout(sink), redirect_stderr(sink):
         code = run(*arguments)
     sys.exit(code)
@@ -94,9 +89,7 @@ def rank_main(rank: int, world_size: int, port: int, arguments: list[str]) -> No
 
 def start(world_size: int, *arguments: object) -> list[Any]:
     """The processes of an evaluation, as torchrun would start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     texts = [str(argument) for argument in arguments]
     ranks: list[Any] = [
         CONTEXT.Process(target=rank_main, args=(rank, world_size, port, texts)) for rank in range(world_size)

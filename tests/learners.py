@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,12 @@ def publish(monkeypatch: pytest.MonkeyPatch, folder: Path) -> nn.Module:
         here = dataclasses.replace(registry[name], file=str(folder / "published.pt"), hf_hub_id=None)
         monkeypatch.setitem(registry, name, here)
     return model
+
+
+def refused(capsys: pytest.CaptureFixture[str], act: Callable[[list[str]], object], arguments: list[str]) -> str:
+    """The one line of a wrong command line, without its "error: "."""
+    with pytest.raises(SystemExit) as stopped:
+        act(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2 and line.startswith("error: ")
+    return line.removeprefix("error: ")

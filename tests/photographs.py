@@ -6,8 +6,11 @@ import functools
 import importlib.resources
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
+from fastmoll.corruptions import corrupt
 from fastmoll.sample import PHOTOGRAPHS
 
 
@@ -32,3 +35,15 @@ def figures(clean: np.ndarray, pictures: np.ndarray) -> tuple[float, float]:
     """Mean of pictures, and root mean square of their difference to the clean ones; grey levels."""
     change = pictures.astype(np.float64) - clean
     return float(pictures.mean()), float(np.sqrt((change * change).mean()))
+
+
+def means(images: Tensor, name: str, severity: int, draws: int) -> tuple[float, float]:
+    """Over several draws of each image, the means of the corrupted ones and of their distances to the clean ones."""
+    found = []
+    for index in torch.arange(len(images) * draws).split(40):
+        clean = images[index % len(images)]
+        ours = corrupt(clean, name, severity, index=index).float()
+        distances = (ours - clean).square().mean((1, 2, 3)).sqrt()
+        found.append(torch.stack([ours.mean((1, 2, 3)), distances]))
+    mean, distance = torch.cat(found, 1).mean(1).tolist()
+    return mean, distance

@@ -17,11 +17,22 @@ from typing import Any
 import torch
 
 
-def rank_main(rank: int, world_size: int, port: int, output: str, script: str, arguments: list[str]) -> None:
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def be_rank(rank: int, world_size: int, port: int) -> None:
+    """Let this process be one of several, as torchrun would."""
     torch.set_num_threads(1)
     if world_size > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def rank_main(rank: int, world_size: int, port: int, output: str, script: str, arguments: list[str]) -> None:
+    be_rank(rank, world_size, port)
     with open(output, "a", buffering=1) as sink, redirect_stdout(sink), redirect_stderr(sink):
         code = importlib.import_module(f"fastmoll.train.{script}").main(arguments)
     sys.exit(code)
@@ -43,9 +54,7 @@ def started(
     main: Callable[..., None] = rank_main,
 ) -> Iterator[list[Any]]:
     """The processes of a run, as torchrun would start them; at the end those that still run are killed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     texts = [*map(str, arguments), "--run.output", str(output)]
     ranks: list[Any] = [
         CONTEXT.Process(target=main, args=(rank, world_size, port, f"{output}.{rank}.txt", script, texts))

@@ -21,7 +21,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.auto_aug.core import signed_bin
 from PIL import Image
 
-from fastmoll.pipelines import MEAN, STD, dali_policies, imagenet
+from fastmoll.pipelines import dali_policies, imagenet
 from fastmoll.pipelines.files import scan_folder
 from fastmoll.pipelines.policies import AUTO_AUGMENT, RAND_BIN, ranges
 from fastmoll.pipelines.resample import resample
@@ -204,12 +204,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 def config(augment: str, **more: Any) -> imagenet.GraphConfig:
-    options = {
-        **{"train": True, "batch_size": 4, "size": 64, "resize": 73, "augment": augment, "standardise": False},
-        **{"mean": MEAN, "std": STD, "adjust_orientation": False, "rank": 0, "world_size": 1, "device_id": None},
-        **{"num_threads": 1, "prefetch": 1, "hw_decoder_load": 0.0, "preallocate": None},
-    }
-    return imagenet.GraphConfig(**(options | more))
+    options = {"train": True, "batch_size": 4, "size": 64, "resize": 73, "augment": augment, "standardise": False}
+    return imagenet.GraphConfig(**(options | {"device_id": None, "num_threads": 1, "prefetch": 1} | more))
 
 
 def batch(tree: Path, options: imagenet.GraphConfig, batches: int = 1, checkpoint: bytes | None = None) -> Any:

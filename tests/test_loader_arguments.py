@@ -27,7 +27,7 @@ import fastmoll
         ({"prefetch": 0}, "prefetch must be .* got 0"),
         ({"decoder": "gpu"}, "decoder must be one of 'mixed', 'cpu', got 'gpu'"),
         ({"hw_decoder_load": 1.5}, r"hw_decoder_load must be in \[0, 1\], got 1.5"),
-        ({"augment": "fcr+augmx"}, r"augment must be none, fc, fcr, .* got 'fcr\+augmx': did you mean 'fcr\+augmix'"),
+        ({"augment": "fcr+augmx"}, r"augment must be none, fc, fcr, .* got 'fcr\+augmx'; did you mean fcr\+augmix"),
         ({"augment": fastmoll.Augment("fc", 28)}, r"augment must be for images of \d+ x \d+ pixels, got Augment\('fc'"),
         ({"augment": "fc+augmix", "fused": False}, r"fused must not be False for augment='fc\+augmix'"),
         (
@@ -47,7 +47,7 @@ import fastmoll
         ({"std": (1, 0, 1)}, r"std\[1\] must be a finite number above 0.0, got 0"),
         ({"dtype": torch.bfloat16}, "dtype must be torch.float32, .* got torch.bfloat16"),
         ({"mollify": 5}, "mollify must be callable, got 5"),
-        ({"mollify": fastmoll.Mollify(4)}, "num_classes=4, but .* has 3 class folders"),
+        ({"mollify": fastmoll.Mollify(4)}, "num_classes=4, but .* has 3 classes"),
     ],
 )
 def test_bad_arguments_are_named_before_work_starts(make_tree: Make, options: dict[str, Any], message: str) -> None:

@@ -247,7 +247,7 @@ def test_a_sample_that_comes_twice_or_without_its_id_is_named() -> None:
     metrics.update(logits, labels)
     with pytest.raises(ValueError, match="index must be given for all batches or for none"):
         metrics.compute()
-    with pytest.raises(ValueError, match="index must be integers"):
+    with pytest.raises(ValueError, match=r"index must be torch.int64 or .*, got torch.float32"):
         metrics.update(logits, labels, torch.arange(10.0))
 
 
@@ -269,17 +269,17 @@ def test_ids_below_0_and_those_that_do_not_fit_are_refused() -> None:
     logits, labels = random_set(2, 3)
     with pytest.raises(ValueError, match="index must be at least 0, got -1"):
         ClassificationMetrics().update(logits, labels, torch.tensor([-1, -1]))
-    with pytest.raises(ValueError, match=r"index must be integers .* got torch\.uint64"):
+    with pytest.raises(ValueError, match=r"index must be torch.int64 or .* got torch\.uint64"):
         ClassificationMetrics().update(logits, labels, torch.tensor([0, 2**64 - 1], dtype=torch.uint64))
 
 
 def test_what_is_no_tensor_is_named() -> None:
     logits, labels = random_set(4, 3)
-    with pytest.raises(ValueError, match=r"logits must be a torch\.Tensor, got a ndarray \(torch\.as_tensor makes"):
+    with pytest.raises(ValueError, match=r"logits must be a torch\.Tensor, got ndarray"):
         calibration_error(logits.numpy(), labels.numpy())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"labels must be a torch\.Tensor, got a list"):
+    with pytest.raises(ValueError, match=r"labels must be a torch\.Tensor, got list"):
         calibration_error(logits, labels.tolist())
-    with pytest.raises(ValueError, match=r"index must be a torch\.Tensor, got a range"):
+    with pytest.raises(ValueError, match=r"index must be a torch\.Tensor, got range"):
         ClassificationMetrics().update(logits, labels, range(4))  # type: ignore[arg-type]
 
 
@@ -292,7 +292,7 @@ def test_a_number_of_bins_that_is_none_is_refused(bins: int) -> None:
 def test_batches_of_another_number_of_classes_are_refused() -> None:
     metrics = ClassificationMetrics()
     metrics.update(*random_set(10, 3))
-    with pytest.raises(ValueError, match=r"logits must be of shape \(B, 3\) as in the batches before, got \(5, 4\)"):
+    with pytest.raises(ValueError, match=r"logits must have shape \(B, 3\), got \(5, 4\)"):
         metrics.update(*random_set(5, 4))
     assert figures(metrics)["count"] == 10
 
@@ -311,9 +311,9 @@ def test_reset_forgets() -> None:
     [
         (torch.zeros(3), torch.zeros(3, dtype=torch.int64), r"logits.*\(3,\)"),
         (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "logits.*torch.int64"),
-        (torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64), r"labels.*\(3,\).*\(2,\)"),
+        (torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64), r"labels.*\(3\).*\(2,\)"),
         (torch.zeros(3, 2), torch.zeros(3), "labels.*torch.float32"),
-        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), r"labels must be in 0\.\.1, got 2"),
+        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), r"labels must lie in \[0, 2\), got 2 at position 2"),
         (torch.zeros(3, 2), torch.tensor([0, 1, -100]), "got -100"),
     ],
 )

@@ -1,5 +1,7 @@
 """``Mollify`` with MixUp and CutMix: mixed first, images and labels, and then as without."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from mollify_batches import CLASSES, MEMORY_FORMATS, batch, expected
@@ -12,6 +14,7 @@ from fastmoll.kernels.soft_labels import label_decay
 from fastmoll.mollify import Mollify, with_mix
 
 MIXES = ["mixup", "cutmix"]
+ROOT = Path("data")
 
 
 def mixed_first(mollify, images, labels, index, epoch):
@@ -131,19 +134,19 @@ def test_mixing_leaves_the_roles_as_they_were():
 
 def test_a_loader_finds_what_to_mix_with():
     plain, cutmix = Mollify(CLASSES, seed=3, mix_alpha=0.4), Mollify(CLASSES, mix="cutmix")
-    assert with_mix(plain, None, CLASSES, 0) == (plain, None)
-    assert with_mix(None, None, CLASSES, 0) == (None, None)
-    assert with_mix(repr, None, CLASSES, 0) == (None, repr)
-    mixed, after = with_mix(plain, "mixup", CLASSES, 0)
+    assert with_mix(plain, None, CLASSES, 0, ROOT) == (plain, None)
+    assert with_mix(None, None, CLASSES, 0, ROOT) == (None, None)
+    assert with_mix(repr, None, CLASSES, 0, ROOT) == (None, repr)
+    mixed, after = with_mix(plain, "mixup", CLASSES, 0, ROOT)
     assert after is None and plain.mix is None
     assert repr(mixed) == repr(Mollify(CLASSES, seed=3, mix_alpha=0.4, mix="mixup"))
     images, labels, index = batch()
     assert torch.equal(
         mixed(images, labels, index)[0], Mollify(CLASSES, seed=3, mix_alpha=0.4, mix="mixup")(images, labels, index)[0]
     )
-    alone, after = with_mix(repr, "cutmix", CLASSES, 9)
+    alone, after = with_mix(repr, "cutmix", CLASSES, 9, ROOT)
     assert after is repr
     assert repr(alone) == repr(Mollify(CLASSES, (1, 0, 0), seed=9, mix="cutmix"))
-    assert repr(with_mix(cutmix, "cutmix", CLASSES, 0)[0]) == repr(cutmix)
+    assert repr(with_mix(cutmix, "cutmix", CLASSES, 0, ROOT)[0]) == repr(cutmix)
     with pytest.raises(ValueError, match="augment says mixup, but mollify has mix='cutmix'"):
-        with_mix(cutmix, "mixup", CLASSES, 0)
+        with_mix(cutmix, "mixup", CLASSES, 0, ROOT)

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from scipy.fft import dctn, idctn
 
 import fastmoll.preview
-from fastmoll.preview import draw_preview, write_preview
+from fastmoll.preview import write_preview
 
 
 @pytest.fixture
@@ -216,9 +216,9 @@ def test_the_image_itself_is_never_the_output(photo, tmp_path):
         ({"seed": -1}, "seed"),
     ],
 )
-def test_arguments_out_of_range_are_named(options, message):
+def test_arguments_out_of_range_are_named(options, message, photo, tmp_path):
     with pytest.raises(ValueError, match=message):
-        draw_preview(Image.new("RGB", (16, 16)), **options)
+        write_preview(photo, tmp_path / "o.png", size=16, **options)
 
 
 @pytest.mark.parametrize("size", [15, 2049])

@@ -105,7 +105,7 @@ def test_predictions_of_another_number_of_samples_or_classes_are_named(tmp_path:
     with pytest.raises(ValueError, match=r"clean\.parquet is damaged: it has 119 rows of 120$"):
         rescore(CPU, results)
     write_predictions(path, [whole._replace(logits=whole.logits[:, :2])], results.evaluation, "clean")
-    with pytest.raises(ValueError, match=r"clean\.parquet: labels must be in 0\.\.1, got 2"):
+    with pytest.raises(ValueError, match=r"clean\.parquet: labels must lie in \[0, 2\), got 2"):
         rescore(CPU, results)
 
 

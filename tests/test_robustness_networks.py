@@ -282,7 +282,7 @@ def test_names_are_looked_up_and_what_is_missing_is_named(tmp_path: Path) -> Non
     names = read_names(path)
     assert names == ["cat", "dog", "Größe"]
     assert find_names(["Größe", "cat"], names, path) == [2, 0]
-    with pytest.raises(ValueError, match=r"names\.txt has no 'dogs', a class of the data; the nearest is 'dog'"):
+    with pytest.raises(ValueError, match=r"names\.txt has no 'dogs', a class of the data; did you mean dog"):
         find_names(["cat", "dogs"], names, path)
     with pytest.raises(ValueError, match=r"has no 'n01', a class of the data \(nor 1 more\); its first is 'cat'"):
         find_names(["n01", "cat", "n02"], names, path)

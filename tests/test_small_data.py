@@ -91,7 +91,7 @@ def write(path: str, text: str) -> Callable[[Path], Any]:
         ("val", write("val/val_annotations.txt", "val_0.JPEG\tn01\n"), "not all of it: 1 images of 64 x 64 pixels"),
         ("val", write("val/val_annotations.txt", ""), "val_annotations.txt lists no images"),
         ("val", lambda folder: (folder / "wnids.txt").write_bytes(b"n\xff"), "wnids.txt is no text in UTF-8"),
-        ("train", write("wnids.txt", "n01\nn02\n"), "other classes than .*wnids.txt, for example n03"),
+        ("train", write("wnids.txt", "n01\nn02\n"), "train and .*wnids.txt have other classes, for example n03"),
         ("train", remove("train/n01/images/n01_0.JPEG"), "not all of it: 7 images"),
         ("test", lambda folder: None, "its test set has no labels"),
     ],

@@ -203,7 +203,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
             ["--data", "cifar10", "--data.path", "/nowhere"],
             "^error: --data.path: there is no /nowhere, where cifar10 should be",
         ),
-        (["--augment", "fcr+trival"], "'fcr[+]trival': did you mean 'fcr[+]trivial'"),
+        (["--augment", "fcr+trival"], "'fcr[+]trival'; did you mean fcr[+]trivial"),
         (["--net", "presnet51"], "no classification model 'presnet51'; did you mean .*presnet50"),
         (["--net", "vgg11"], "vgg11 can't take images of 16×16 pixels"),
         (["--data.batch-size", "46"], "^error: --data.batch-size=46 is more than the 45 samples"),

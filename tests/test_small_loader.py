@@ -248,7 +248,7 @@ def test_without_mean_and_deviation_the_images_of_an_unknown_set_are_standardise
         ({"batch_size": 0}, "batch_size must be .*got 0"),
         ({"batch_size": 24}, "batch_size=24 is more than the 23 samples that each of 1 ranks has"),
         ({"seed": -1}, "seed must be .*got -1"),
-        ({"augment": "fcr+trival"}, "augment must be .*'fcr[+]trival': did you mean 'fcr[+]trivial'"),
+        ({"augment": "fcr+trival"}, "augment must be .*'fcr[+]trival'; did you mean fcr[+]trivial"),
         ({"augment": 5}, "augment must be a name or callable, got 5"),
         ({"augment": fastmoll.Augment}, "augment must be an object that can be called, not a class, got .*Augment"),
         ({"augment": lambda x: x}, r"augment must take \(images, index, epoch\), got .*: too many positional"),

@@ -203,14 +203,14 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         ("[grid]\ndata = 'digits'", "at least one [[grid]], in double brackets"),
         ("[[grid]\n", "some.toml: Expected ']]' at the end of an array declaration (at line 1"),
         ("[[grid]]\n", "[[grid]] 1: data is missing"),
-        ("[default]\n" + GRID, "the file, line 1: unknown key 'default': did you mean 'defaults'?"),
-        (GRID + 'augmnet = "fcr"', "[[grid]] 2, line 8: unknown key 'augmnet': did you mean 'augment'?"),
+        ("[default]\n" + GRID, "the file, line 1: unknown key 'default'; did you mean defaults?"),
+        (GRID + 'augmnet = "fcr"', "[[grid]] 2, line 8: unknown key 'augmnet'; did you mean augment?"),
         (GRID + 'augment = ["fcr",\n  "fcr+trival"]', "[[grid]] 2, line 9: augment must be"),
-        (GRID + 'augment = ["fcr",\n  "fcr+trival"]', "got 'fcr+trival': did you mean 'fcr+trivial'?"),
-        (GRID + 'net = "presnet51"', "line 8: there is no classification model 'presnet51'; did you mean"),
-        (GRID + 'data = "cifar1O"', "line 8: data: 'cifar1O' is neither a known data set nor a file or folder: did"),
-        (GRID + 'data = "cifar1O"', "did you mean 'cifar10'?"),
-        (GRID + 'trainer = "imagnet"', "line 8: unknown trainer 'imagnet': did you mean 'imagenet'?"),
+        (GRID + 'augment = ["fcr",\n  "fcr+trival"]', "got 'fcr+trival'; did you mean fcr+trivial?"),
+        (GRID + 'net = "presnet51"', "line 8: net: there is no classification model 'presnet51'; did you mean"),
+        (GRID + 'data = "cifar1O"', "line 8: data: 'cifar1O' is neither a known data set nor a file or folder; did"),
+        (GRID + 'data = "cifar1O"', "did you mean cifar10?"),
+        (GRID + 'trainer = "imagnet"', "line 8: unknown trainer 'imagnet'; did you mean imagenet?"),
         (GRID + 'mollify = "yes"', "line 8: mollify must be true or false, got 'yes'"),
         (GRID + "seed = [true]", "line 8: seed must be an integer in [0, 2^63), got True"),
         (GRID + "seed = -1", "line 8: seed must be an integer in [0, 2^63), got -1"),
@@ -218,7 +218,7 @@ GRID = '[defaults]\ndata = "digits"\n\n[[grid]]\nseed = 1\n\n[[grid]]\n'
         (GRID + "options.data.mean = [0, 0, 0]", "line 8: --data.mean and --data.std belong together, got (0.0, 0.0"),
         (GRID + "net = []", "line 8: net has no value"),
         (GRID + "options = 3", "line 8: options must be a table, got 3"),
-        (GRID + 'options."optim.epoch" = 3', "line 8: unknown option 'optim.epoch': did you mean 'optim.epochs'?"),
+        (GRID + 'options."optim.epoch" = 3', "line 8: unknown option 'optim.epoch'; did you mean optim.epochs?"),
         (GRID + "[grid.options.optim]\nlr = 1\nepoch = 3", "line 10: unknown option 'optim.epoch'"),
         (GRID + 'vary."optim.epoch" = [3]', "line 8: unknown option 'optim.epoch'"),
         (GRID + 'vary."optim.epochs" = 3', "line 8: vary must have a list of values for optim.epochs, got 3"),
@@ -251,7 +251,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place_and_the_nearest_name(
 
 def test_a_line_of_the_defaults_is_found_too(write_sweep: Callable[[str], Path]) -> None:
     path = write_sweep('[defaults]\naugment = "fcr+tirvial" # a comment\n[[grid]]\ndata = "digits" # fcr+tirvial')
-    with pytest.raises(ValueError, match=r"some.toml, \[defaults\], line 2: .*'fcr[+]trivial'"):
+    with pytest.raises(ValueError, match=r"some.toml, \[defaults\], line 2: .* fcr[+]trivial"):
         read_sweep(path)
 
 
@@ -260,7 +260,7 @@ def test_a_line_of_the_defaults_is_found_too(write_sweep: Callable[[str], Path])
     [
         ("seed = -1", "mollify = true\n[[grid]]\nseed = 1", "[defaults], line 3: seed must be"),
         ("trainer = 'imagnet'", "trainer = 'imagenet'\n[[grid]]", "[defaults], line 3: unknown trainer"),
-        ("net = 'presnet51'", "[[grid]]\nnet = 'presnet51'", "[defaults], line 3: there is no"),
+        ("net = 'presnet51'", "[[grid]]\nnet = 'presnet51'", "[defaults], line 3: net: there is no"),
         ("options.optim.lr = -1", "options.optim.lr-batch = 32", "[defaults] for [[grid]] 1, line 3: --optim.lr must"),
         ("options.optim.lr = 1", "options.optim.lr = -1", "[[grid]] 1, line 5: --optim.lr must"),
         (
@@ -318,8 +318,8 @@ vary."optim.epochs" = [5, 6]
 
 def test_what_is_like_no_name_brings_the_names_there_are(write_sweep: Callable[[str], Path]) -> None:
     for line, message in (
-        ("zzz = 1", "unknown key 'zzz': there are augment, data, mollify, net, options, seed, trainer, vary"),
-        ("options.optim.zzz = 1", "unknown option 'optim.zzz': there are optim."),
+        ("zzz = 1", "unknown key 'zzz'; there are augment, data, mollify, net, options, seed, trainer, vary"),
+        ("options.optim.zzz = 1", "unknown option 'optim.zzz'; there are optim."),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             read_sweep(write_sweep(f'[[grid]]\ndata = "digits"\n{line}\n'))

@@ -38,13 +38,13 @@ def test_a_filter_is_a_value_before_it_is_a_part_of_a_name(paper_sweep: list[Run
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
-        (["cifra10"], "no run matches 'cifra10': did you mean 'cifar10'?"),
-        (["nets=presnet50"], "unknown key 'nets': did you mean 'net'?"),
-        (["net=presnet51"], "no run matches 'net=presnet51': did you mean 'presnet50'?"),
-        (["mollify=maybe"], "no run matches 'mollify=maybe': there are false, true"),
-        (["seed=3"], "no run matches 'seed=3': there are 0, 1, 2"),
-        (["zzz"], "no run matches 'zzz': there are allconv10, cifar10, cifar100, densenet40, fcr, "),
-        (["zzz=1"], "unknown key 'zzz': there are data, net, augment, mollify, seed, mollify.beta, mollify.k_blur, "),
+        (["cifra10"], "no run matches 'cifra10'; did you mean cifar10?"),
+        (["nets=presnet50"], "unknown key 'nets'; did you mean net?"),
+        (["net=presnet51"], "no run matches 'net=presnet51'; did you mean presnet50?"),
+        (["mollify=maybe"], "no run matches 'mollify=maybe'; there are false, true"),
+        (["seed=3"], "no run matches 'seed=3'; there are 0, 1, 2"),
+        (["zzz"], "no run matches 'zzz'; there are allconv10, cifar10, cifar100, densenet40, fcr, "),
+        (["zzz=1"], "unknown key 'zzz'; there are data, net, augment, mollify, seed, mollify.beta, mollify.k_blur, "),
         (["wrn40", "fcr+mixup"], "no run matches all of wrn40, fcr+mixup"),
     ],
 )

@@ -97,6 +97,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     return output
 
 
+def works(*arguments: object) -> None:
+    """Run in this process."""
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def validation(run: Path) -> Any:
+    """Its figures, to the last digits but one or two: another size of the batches rounds otherwise."""
+    return pytest.approx(json.loads((run / "result.json").read_text())["validation"], rel=1e-5)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The figures that an evaluation ends with."""
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["validation"]
+
+
 def test_a_run_leaves_its_settings_weights_and_figures(finished: Path) -> None:
     config = json.loads((finished / "config.json").read_text())
     assert config["model"]["name"] == "mobilenet_v3_small" and config["mollify"]["enabled"] is False
@@ -116,18 +131,15 @@ def test_a_checkpoint_is_evaluated_without_any_training_images(
 ) -> None:
     (tmp_path / "val").symlink_to(data / "val")
     arguments = ["--run.evaluate", "--model.weights", finished / "checkpoint.pt", "--data.batch-size", "99"]
-    assert main([str(argument) for argument in (tmp_path, *SETTINGS, *arguments)]) == 0
-    theirs = json.loads((finished / "result.json").read_text())["validation"]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+    works(tmp_path, *SETTINGS, *arguments)
+    assert printed(capsys) == validation(finished)
 
 
 def test_weights_of_a_run_bring_its_network_and_image_size(
     finished: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [data, "--evaluate", "--model.weights", finished / "model.pt", "--run.device", "cpu"]
-    assert main([str(argument) for argument in arguments]) == 0
-    theirs = json.loads((finished / "result.json").read_text())["validation"]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+    works(data, "--evaluate", "--model.weights", finished / "model.pt", "--run.device", "cpu")
+    assert printed(capsys) == validation(finished)
 
 
 @pytest.mark.parametrize("file", ["model.pt", "checkpoint.pt"])
@@ -135,11 +147,10 @@ def test_weights_of_a_run_are_evaluated_on_its_data_and_on_no_others(
     tmp_path: Path, finished: Path, data: Path, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
     arguments = ["--evaluate", "--model.weights", finished / file, "--run.device", "cpu"]
-    assert main([str(argument) for argument in arguments]) == 0
+    works(*arguments)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{data}: 11 validation images, 3 classes"
-    theirs = json.loads((finished / "result.json").read_text())["validation"]
-    assert json.loads(lines[-1])["validation"] == pytest.approx(theirs, rel=1e-5)
+    assert json.loads(lines[-1])["validation"] == validation(finished)
 
     (tmp_path / "val").mkdir()
     for number in range(3):
@@ -154,8 +165,7 @@ def test_weights_of_timm_bring_their_standardisation_and_so_does_the_run(
     publish(monkeypatch, tmp_path)
     output = tmp_path / "run"
     network = ["--model.name", TIMM, "--model.weights", "timm", "--optim.name", "adamw", "--optim.clip-norm", "1"]
-    arguments = [data, *SETTINGS, *network, "--run.max-steps", "3", "--run.output", output]
-    assert main([str(argument) for argument in arguments]) == 0
+    works(data, *SETTINGS, *network, "--run.max-steps", "3", "--run.output", output)
     said = capsys.readouterr().out
     assert "standardised as timm does for test_vit.r160_in1k: mean (0.5, 0.5, 0.5), std (0.5, 0.5, 0.5)\n" in said
     assert "weights from timm's test_vit.r160_in1k, but a fresh head: that one is for 1000 classes" in said
@@ -167,11 +177,10 @@ def test_weights_of_timm_bring_their_standardisation_and_so_does_the_run(
     for mean, std, same in ((None, None, True), (MEAN, half, False), (half, STD, False)):
         evaluation = ["--evaluate", "--model.weights", output / "model.pt", "--run.device", "cpu"]
         others = ["--data.mean", *mean, "--data.std", *std] if mean and std else []
-        assert main([str(argument) for argument in (*evaluation, *others)]) == 0
-        ours = json.loads(capsys.readouterr().out.splitlines()[-1])["validation"]
-        assert (ours["nll"] == pytest.approx(theirs["nll"], rel=1e-5)) is same
+        works(*evaluation, *others)
+        assert (printed(capsys)["nll"] == pytest.approx(theirs["nll"], rel=1e-5)) is same
 
-    assert main([str(argument) for argument in ("--resume", "--output", output, "--run.max-steps", 4)]) == 0
+    works("--resume", "--output", output, "--run.max-steps", 4)
     assert "standardised" not in capsys.readouterr().out
 
 
@@ -181,7 +190,7 @@ def test_validation_can_wait_for_the_end_and_so_does_the_checkpoint_before_it(
     saved = []
     monkeypatch.setattr("fastmoll.train.run.save_checkpoint", lambda _config, _process, x, _: saved.append(x.step))
     arguments = [data, *SETTINGS, "--optim.epochs", "2", "--run.validate-every", "0", "--run.checkpoint-every", "99"]
-    assert main([str(argument) for argument in (*arguments, "--run.output", tmp_path / "run")]) == 0
+    works(*arguments, "--run.output", tmp_path / "run")
     assert saved == [16]  # and none after the first epoch's 8 steps
     assert [line["epoch"] for line in log(tmp_path / "run") if line["kind"] == "validation"] == [2]
     assert "has no val folder" not in capsys.readouterr().out
@@ -190,8 +199,7 @@ def test_validation_can_wait_for_the_end_and_so_does_the_checkpoint_before_it(
 def test_validation_on_the_training_images_is_said(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [data / "train", *SETTINGS, "--run.max-steps", "1", "--run.output", tmp_path / "run"]
-    assert main([str(argument) for argument in arguments]) == 0
+    works(data / "train", *SETTINGS, "--run.max-steps", "1", "--run.output", tmp_path / "run")
     assert "has no val folder" in capsys.readouterr().out
 
 
@@ -217,8 +225,8 @@ def test_a_run_stopped_by_max_steps_says_so_and_goes_on_as_if_it_had_not(
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     shutil.copytree(finished, stopped)
     arguments = [data, *SETTINGS, "--mollify.no-enabled", "--run.max-steps", "5", "--run.output"]
-    assert main([str(argument) for argument in (*arguments, whole)]) == 0
-    assert main([str(argument) for argument in (*arguments, stopped, "--run.resume")]) == 0
+    works(*arguments, whole)
+    works(*arguments, stopped, "--run.resume")
     assert_equal(*[torch.load(folder / "model.pt", weights_only=True) for folder in (whole, stopped)])
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, stopped)]
     assert results[0]["validation"] == results[1]["validation"] and results[1]["steps"] == 5
@@ -237,7 +245,7 @@ def test_a_run_goes_on_with_fewer_processes_and_as_many_steps(
         capsys, *alone, "3"
     )
     # Nothing else has to be said: the settings are those of that run, and the batch of 4 follows.
-    assert main(["--resume", "--output", str(output)]) == 0
+    works("--resume", "--output", output)
     assert "after step 2, on 1 process instead of 2, with batches of 4 images\n" in capsys.readouterr().out
     assert json.loads((output / "result.json").read_text())["steps"] == 6  # of 8 images, 4 in the last
     assert [line["step"] for line in log(output) if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
@@ -309,11 +317,7 @@ def test_a_checkpoint_of_other_files_is_refused(
     tmp_path: Path, finished: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other, output = tmp_path / "data", tmp_path / "run"
-    for file in sorted(data.rglob("*.jpg")):
-        if file.name != "14.jpg":
-            copy = other / file.relative_to(data)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
+    shutil.copytree(data, other, ignore=shutil.ignore_patterns("14.jpg"))
     output.mkdir()
     (output / "checkpoint.pt").write_bytes((finished / "checkpoint.pt").read_bytes())
     message = fails(capsys, other, *SETTINGS, "--mollify.no-enabled", "--run.output", output, "--run.resume")
@@ -366,10 +370,7 @@ def test_an_unreadable_image_ends_the_run_with_its_name_and_no_more(
     tmp_path: Path, data: Path, world_size: int, bad: str
 ) -> None:
     root = tmp_path / "data"
-    for file in sorted(data.rglob("*.jpg")):
-        copy = root / file.relative_to(data)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(file.read_bytes())
+    shutil.copytree(data, root)
     (root / bad).write_bytes(b"<html>not found</html>")
     with started(world_size, tmp_path / "run", root, *SETTINGS, "--optim.epochs", "1") as ranks:
         for process in ranks:
@@ -381,16 +382,14 @@ def test_an_unreadable_image_ends_the_run_with_its_name_and_no_more(
 
 def test_one_resident_batch_is_trained_on_without_checkpoints(tmp_path: Path, data: Path) -> None:
     output = tmp_path / "run"
-    arguments = [data, *SETTINGS, "--run.resident", "--run.max-steps", "9", "--run.output", output]
-    assert main([str(argument) for argument in arguments]) == 0
+    works(data, *SETTINGS, "--run.resident", "--run.max-steps", "9", "--run.output", output)
     assert not (output / "checkpoint.pt").exists()
     assert [line["step"] for line in log(output) if line["kind"] == "train"] == list(range(1, 10))
     assert json.loads((output / "result.json").read_text())["images_per_second"] > 0
 
 
 def test_resume_with_nothing_to_resume_starts(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [data, *SETTINGS, "--run.resume", "--run.max-steps", "1", "--run.output", tmp_path / "run"]
-    assert main([str(argument) for argument in arguments]) == 0
+    works(data, *SETTINGS, "--run.resume", "--run.max-steps", "1", "--run.output", tmp_path / "run")
     assert "nothing to resume" in capsys.readouterr().out
 
 

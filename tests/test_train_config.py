@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from learners import refused
 
 from fastmoll.train.config import check, difference, parse, parse_small
 from fastmoll.train.recipes import RECIPES
@@ -163,15 +164,6 @@ def of_an_earlier_version(plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def refused(capsys: pytest.CaptureFixture[str], read: Callable[[list[str]], Config], arguments: list[str]) -> str:
-    """The one line of an error in a command line."""
-    with pytest.raises(SystemExit) as stopped:
-        read(arguments)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert stopped.value.code == 2
-    return line
-
-
 def test_a_run_of_an_earlier_version_goes_on_and_only_with_the_optimiser_it_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,7 +193,7 @@ def test_a_run_with_adamw_goes_on_with_its_own_settings(tmp_path: Path, capsys: 
         assert resumed.optim == config.optim
     # Not that its betas are none of SGD's.
     said = refused(capsys, parse_small, [*again, "--optim.name=sgd"])
-    assert said == f"error: --output: {tmp_path}/config.json does not fit: that run's optimiser is adamw, not sgd"
+    assert said == f"--output: {tmp_path}/config.json does not fit: that run's optimiser is adamw, not sgd"
 
 
 def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(

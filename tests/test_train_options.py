@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from learners import refused
 
 from fastmoll.train import imagenet, small_images
 from fastmoll.train.config import parse, parse_small
@@ -20,15 +21,6 @@ from fastmoll.train.recipes import RECIPES, SMALL_RECIPES
 from fastmoll.train.settings import Config
 
 Read = Callable[[list[str]], Config]
-
-
-def refused(capsys: pytest.CaptureFixture[str], act: Callable[[list[str]], object], arguments: list[str]) -> str:
-    """The one line of a wrong command line."""
-    with pytest.raises(SystemExit) as stopped:
-        act(arguments)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert stopped.value.code == 2
-    return line.removeprefix("error: ")
 
 
 @pytest.mark.parametrize("parse", [parse, parse_small])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from evaluations import write_data
-from processes import assert_same_end, log, rank_main, run, started
+from processes import assert_same_end, be_rank, log, rank_main, run, started
 
 from fastmoll.distributed import Process, launch
 from fastmoll.output import run_weights
@@ -82,8 +82,7 @@ def test_a_signal_ends_a_validation_in_its_middle_and_the_resumed_run_has_the_bi
 
 def looks(rank: int, world_size: int, port: int, output: str, *rest: Any) -> None:
     """Write down in which step a process hears of a signal that came to the last one before the fifth."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    be_rank(rank, world_size, port)
     with launch("cpu") as process, stop_asked(process) as signals:
         heard = []
         for step in range(8):

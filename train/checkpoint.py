@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from fastmoll.output import replacing
+from fastmoll.output import counted, replacing
 from fastmoll.train.config import difference
-from fastmoll.train.logs import counted
 from fastmoll.weights import FORMAT, read_file
 
 

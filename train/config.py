@@ -18,8 +18,9 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from fastmoll.pipelines import check_standardisation
+from fastmoll.pipelines.errors import did_you_mean, nearest
 from fastmoll.sweep.settings import flat
-from fastmoll.train.options import as_typed, fail, look, nearest, program, typed
+from fastmoll.train.options import as_typed, fail, look, program, typed
 from fastmoll.train.recipes import RECIPES, SMALL_RECIPES, recipe_of, small_recipe, with_adamw
 from fastmoll.train.settings import Config, ImageNetConfig, Kind, OptimConfig, SmallConfig, SmallDataConfig
 
@@ -147,7 +148,7 @@ def _restored(default: Any, saved: Any, section: str = "") -> Any:
     kinds = get_type_hints(type(default))
     for name in saved:
         if name not in kinds and f"{section}{name}" != "resolved":
-            raise ValueError(f"there is no setting {section}{name}{nearest(name, kinds)}")
+            raise ValueError(f"there is no setting {section}{name}{did_you_mean(nearest(name, kinds))}")
     for entry in fields(default):
         value: Any = saved.get(entry.name)
         now = getattr(default, entry.name)
@@ -336,21 +337,11 @@ def check(config: Config) -> None:
     _require(not (run.resume and run.resident), "run.resident", True, "off with --resume")
 
 
-def with_data(config: ImageNetConfig, path: Path) -> ImageNetConfig:
-    """``config`` with its data folder filled in."""
-    return replace(config, data=replace(config.data, path=path))
-
-
 def with_standardisation(config: Kind, mean: Sequence[float], std: Sequence[float]) -> Kind:
     """``config`` with mean and standard deviation of its images, three numbers each, filled in."""
     (r, g, b), (u, v, w) = mean, std
     data: Any = config.data  # of both trainers, which have these settings in different places
     return replace(config, data=replace(data, mean=(r, g, b), std=(u, v, w)))
-
-
-def with_output(config: Kind, output: Path) -> Kind:
-    """``config`` with its output folder filled in."""
-    return replace(config, run=replace(config.run, output=output))
 
 
 # A run may be resumed with other values of these: they change neither the weights nor the schedule.

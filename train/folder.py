@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fastmoll.output import counted
 from fastmoll.train.config import difference
-from fastmoll.train.logs import counted, results_in_words
+from fastmoll.train.logs import results_in_words
 from fastmoll.train.settings import Config
 
 

@@ -68,7 +68,7 @@ class Meter:
         if self._cuda:
             self._before = _event()
 
-    def end_step(self, norm: Tensor | None = None) -> None:
+    def end_step(self, norm: Tensor | None) -> None:
         """Mark the end of a step: what the GPU does until the next batch is there is waiting.
 
         Args:
@@ -171,17 +171,6 @@ class Log:
             yield
         except OSError as error:
             raise OSError(f"{self._output}: the logs can't be written: {error.strerror or error}") from error
-
-
-def counted(number: int, one: str, more: str | None = None) -> str:
-    """A number and what it is of: ``1 step``, ``2 steps``.
-
-    Args:
-        number: How many.
-        one: The noun.
-        more: Its plural; by default with an s.
-    """
-    return f"{number} {one if number == 1 else more or f'{one}s'}"
 
 
 def results_in_words(results: Mapping[str, float]) -> str:

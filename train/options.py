@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Final, NoReturn, get_type_hints
 
 import tyro
 
+from fastmoll.pipelines.errors import did_you_mean, nearest
 from fastmoll.train.settings import Config, ImageNetConfig, Kind
 
 _OPTION: Final = re.compile(r"--[a-z]|-(?!inf|nan)[a-z]", re.IGNORECASE)  # and no negative number
@@ -52,7 +52,7 @@ def look(argv: Sequence[str] | None, default: Kind) -> Kind:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if _OPTION.match(word) and name not in known:
-            fail(f"there is no option {name}{nearest(name, known)} {manual}")
+            fail(f"there is no option {name}{did_you_mean(nearest(name, known))} {manual}")
         if equals and name in known and known[name].off:
             fail(f"{name} must be without a value, got {value!r}")
     text = io.StringIO()
@@ -66,8 +66,8 @@ def look(argv: Sequence[str] | None, default: Kind) -> Kind:
         message = next(" ".join(part) for worded, part in parts if worded)
         fail(f"{message.removeprefix('Error parsing ')} {manual}")
     if free:
-        hint = f"; did you mean --data {free[0]}?" if "--data" in known and os.path.exists(free[0]) else ""
-        fail(f"no option takes the word {free[0]!r}{hint} {manual}")
+        hint = [f"--data {free[0]}"] if "--data" in known and os.path.exists(free[0]) else []
+        fail(f"no option takes the word {free[0]!r}{did_you_mean(hint)} {manual}")
     return config
 
 
@@ -83,15 +83,6 @@ def fail(message: str) -> NoReturn:
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"error: {' '.join(message.split())}\n")
     raise SystemExit(2)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What known names were meant, one to three, as the end of a message; nothing where none is near."""
-    names, name = {other.lower(): other for other in known}, name.lower()
-    last = [other for other in names if other.endswith(f".{name.lstrip('-')}")]
-    begun = [other for other in names if name and other.startswith(name)]
-    near = last or (begun if len(begun) <= 3 else []) or difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {' or '.join(names[x] for x in near)}?" if near else ""
 
 
 def program(kind: type[Config]) -> str:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,15 +17,15 @@ import torchvision
 
 import fastmoll
 from fastmoll.distributed import Process, Stop, together
-from fastmoll.output import bar, check_writable, lock, say, write_json
+from fastmoll.output import bar, check_writable, counted, lock, say, write_json
+from fastmoll.pipelines.errors import reason_of
 from fastmoll.pipelines.files import check_several
 from fastmoll.pipelines.small import NAMES
 from fastmoll.robustness.checkpoints import find_training
 from fastmoll.train import checkpoint
-from fastmoll.train.config import with_output
 from fastmoll.train.engine import Learner, evaluate, peak_rate
 from fastmoll.train.folder import finished, look_for_run
-from fastmoll.train.logs import Log, Meter, counted, results_in_words, table
+from fastmoll.train.logs import Log, Meter, results_in_words, table
 from fastmoll.train.network import make_model
 from fastmoll.train.options import as_typed, idle
 from fastmoll.train.resident import ResidentLoader
@@ -66,7 +67,8 @@ def set_up(config: Kind, process: Process) -> tuple[Kind, bool | None]:
         if config.mollify.enabled and backend in ("triton", "cupy") and process.device.type != "cuda":
             raise ValueError(f"--mollify.backend must be auto or torch on a {process.device.type}, got {backend}")
         if config.run.output is None:
-            config = with_output(config, Path("runs") / f"{config.title}-{now}")
+            output = Path("runs") / f"{config.title}-{now}"
+            config = replace(config, run=replace(config.run, output=output))
         if config.run.resume:
             done = finished(output_folder(config), config, process.world_size)
         if not config.run.evaluate and done is None:
@@ -161,8 +163,7 @@ def resume(config: Config, process: Process, learner: Learner, training: Loader)
             if process.rank < len(state["ranks"]):  # a process more than before draws as it would have from the start
                 checkpoint.set_rng_state(state["ranks"][process.rank]["rng"], process.device)
         except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ValueError(f"{path} is damaged, or of another version ({reason})") from error
+            raise ValueError(f"{path} is damaged, or of another version ({reason_of(error)})") from error
         if learner.step > learner.last:
             raise ValueError(
                 f"--run.output: {output} holds a run that has done {learner.step} of {counted(learner.total, 'step')}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import fastmoll
@@ -12,7 +13,7 @@ from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.files import check_classes, scan_folder
 from fastmoll.sample import sample_folder
 from fastmoll.scoring import image_dtype
-from fastmoll.train.config import with_data, with_standardisation
+from fastmoll.train.config import with_standardisation
 from fastmoll.train.run import evaluate_only, fit, make_mollify, set_up
 from fastmoll.train.settings import ImageNetConfig
 from fastmoll.weights import timm_offers
@@ -26,7 +27,7 @@ def run(config: ImageNetConfig, process: Process) -> None:
     with ExitStack() as stack:
         with process.agree():
             if config.data.path is None:
-                config = with_data(config, sample_folder())
+                config = replace(config, data=replace(config.data, path=sample_folder()))
             config = standardised(config, process)
             validation = stack.enter_context(closing(make_loader(config, process, "val")))
         if config.run.evaluate:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fastmoll.cli.options import add_cells
+
 
 def add(commands: Any) -> None:
     """Add the command to the sub-parsers of ``fastmoll``."""
@@ -37,12 +39,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="height and width, in pixels (default: that of small images, else 224)",
     )
-    corrupt.add_argument(
-        "--corruptions", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="some only (default: all 15)"
-    )
-    corrupt.add_argument(
-        "--severities", nargs="+", type=int, default=argparse.SUPPRESS, metavar="N", help="some only (default: 1 to 5)"
-    )
+    add_cells(corrupt)
     corrupt.add_argument(
         "--format",
         dest="layout",

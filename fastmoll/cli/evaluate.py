@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastmoll.cli.options import name_option
+from fastmoll.cli.options import add_cells, name_option
 
 if TYPE_CHECKING:
     from fastmoll.distributed import Process
@@ -96,12 +96,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="height and width of images made from DATA's larger ones, pixels (default: the network's, where known)",
     )
-    evaluate.add_argument(
-        "--corruptions", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="some only (default: all 15)"
-    )
-    evaluate.add_argument(
-        "--severities", nargs="+", type=int, default=argparse.SUPPRESS, metavar="N", help="some only (default: 1 to 5)"
-    )
+    add_cells(evaluate)
     for name, words in (("mean", "mean"), ("std", "standard deviation")):
         evaluate.add_argument(
             f"--{name}",

@@ -18,11 +18,11 @@ import fastmoll
 from fastmoll.corruptions import CORRUPTIONS, SEVERITIES
 from fastmoll.distributed import Process
 from fastmoll.kernels.checks import check_integer
-from fastmoll.kernels.corruption_constants import GROUPS
 from fastmoll.kernels.frost_textures import frost_source
 from fastmoll.output import lock, say
 from fastmoll.pipelines import check_dali, check_standardisation
-from fastmoll.pipelines.corrupted import CorruptedSet, check_cells, open_corrupted
+from fastmoll.pipelines.corrupted import ARCHIVES, CorruptedSet, check_cells, open_corrupted
+from fastmoll.pipelines.errors import did_you_mean
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.robustness import measure
 from fastmoll.robustness.checkpoints import Checkpoint, find_checkpoint
@@ -192,9 +192,8 @@ def _place(args: argparse.Namespace) -> str | None:
     wanted = getattr(args, "corrupted", "generated")
     kind, _, place = wanted.partition(":")
     if not (wanted == "generated" or (kind == "official" and place)):
-        folder = place or wanted
-        hint = f"; did you mean official:{folder}?" if Path(folder).is_dir() else ""
-        raise ValueError(f"--corrupted must be generated or official:PATH, got {wanted!r}{hint}")
+        meant = [f"official:{folder}" for folder in (place or wanted,) if Path(folder).is_dir()]
+        raise ValueError(f"--corrupted must be generated or official:PATH, got {wanted!r}{did_you_mean(meant)}")
     return place or None
 
 
@@ -247,7 +246,7 @@ def _open_corrupted(place: str, names: Sequence[str], levels: Sequence[int]) -> 
     try:
         return open_corrupted(place, corruptions=names, severities=levels)
     except ValueError as error:
-        root, archives = Path(place), ("", *GROUPS, "extra")
+        root, archives = Path(place), ("", *ARCHIVES)
         there = [
             name
             for name in names

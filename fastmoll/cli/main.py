@@ -7,7 +7,6 @@ images, ``corrupt`` a data set, ``report`` what came out.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import io
 import os
@@ -22,6 +21,7 @@ import fastmoll
 from fastmoll.cli import corrupt, evaluate, report
 from fastmoll.cli.options import name_option
 from fastmoll.interrupt import importing
+from fastmoll.pipelines.errors import did_you_mean, in_words, nearest
 
 _OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": corrupt, "evaluate": evaluate, "report": report}
 
@@ -31,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
         """One line, as for every other bad input, instead of the usage in front of it."""
         command = re.match(r"argument COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message)
         if command is not None:
-            message += _hint(command[1], re.findall(r"\w+", command[2]))
+            message += did_you_mean(nearest(command[1], re.findall(r"\w+", command[2])))
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
     def check_options(self, words: Iterable[str]) -> None:
@@ -45,12 +45,7 @@ class _Parser(argparse.ArgumentParser):
                 # An empty path would be the current folder.
                 self.error(f"{name or 'an argument'} is empty: is a variable of the shell not set?")
             if name.startswith("--") and name not in known:
-                self.error(f"there is no option {name}{_hint(name, known)}")
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, [*known], 1)
-    return f"; did you mean {near[0]}?" if near else ""
+                self.error(f"there is no option {name}{did_you_mean(nearest(name, known))}")
 
 
 def _parser() -> tuple[_Parser, dict[str, _Parser]]:
@@ -258,8 +253,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError, ImportError) as error:
-        from fastmoll.pipelines.errors import in_words
-
         message = " ".join(in_words(error).split())
         if isinstance(error, ValueError):  # others begin with the name of a file
             message = name_option(message, commands[command])

@@ -1,4 +1,4 @@
-"""Names of options in messages, as the user types them."""
+"""Options that commands share, and their names in messages, as the user types them."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def name_option(message: str, parser: argparse.ArgumentParser) -> str:
         if count:
             break
     return message
+
+
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose cells of a corrupted set."""
+    parser.add_argument(
+        "--corruptions", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="some only (default: all 15)"
+    )
+    parser.add_argument(
+        "--severities", nargs="+", type=int, default=argparse.SUPPRESS, metavar="N", help="some only (default: 1 to 5)"
+    )

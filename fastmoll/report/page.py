@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from PIL import Image
 
-from fastmoll.output import replacing
+from fastmoll.output import counted, replacing
 from fastmoll.report.style import Figure, listed, slug
 from fastmoll.report.table import Table, as_text
 
@@ -121,7 +121,7 @@ def _figure(figure: Figure, anchors: _Anchors) -> dict[str, Any]:
 
 def _summary(tables: int, figures: int, left_out: int) -> str:
     counts = [(tables, "table"), (figures, "figure")]
-    parts = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts if count]
+    parts = [counted(count, noun) for count, noun in counts if count]
     text = f"{listed(parts)}. " if parts else ""
     if left_out:
         text += f"{left_out} more {'has' if left_out == 1 else 'have'} nothing to show; the end says why. "

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,33 +128,10 @@ class Group:
     """Runs that differ in their seed alone; they stand for one row of a table and one line of a figure.
 
     Attributes:
-        runs: The runs, by seed.
-
-    Raises:
-        ValueError: there is none, a run is there twice, or they differ in more than their seed.
+        runs: The runs, by seed; at least one. `group_seeds` makes groups.
     """
 
     runs: tuple[RunResult, ...]
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError("runs must be at least one")
-        seen: dict[int | None, RunResult] = {}
-        for run in self.runs:
-            if image_set(run) != image_set(self.run):
-                raise ValueError(
-                    f"{run.path} is on {image_set(run)} images and {self.run.path} on {image_set(self.run)} ones: "
-                    "they are never averaged together"
-                )
-            if _key(run) != _key(self.run):
-                raise ValueError(f"{run.path} and {self.run.path} differ in more than their seed")
-            if run.seed in seen:
-                raise ValueError(
-                    f"{seen[run.seed].path} and {run.path} are one run twice: {run.data}, {run.net}, {run.augment}, "
-                    f"mollify={run.mollify}, "
-                    f"seed {run.seed}"
-                )
-            seen[run.seed] = run
 
     @property
     def run(self) -> RunResult:
@@ -177,7 +155,15 @@ def group_seeds(runs: Iterable[RunResult]) -> list[Group]:
     groups: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in _naming_sets([*runs]):
         groups.setdefault(_key(run), []).append(run)
-    return [Group(tuple(sorted(members, key=_seed))) for members in groups.values()]
+    for members in groups.values():
+        members.sort(key=_seed)
+        for one, run in pairwise(members):
+            if one.seed == run.seed:
+                raise ValueError(
+                    f"{one.path} and {run.path} are one run twice: {run.data}, {run.net}, {run.augment}, "
+                    f"mollify={run.mollify}, seed {run.seed}"
+                )
+    return [Group(tuple(members)) for members in groups.values()]
 
 
 def label_images(source: str, frost: str | None) -> str:

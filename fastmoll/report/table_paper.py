@@ -31,7 +31,7 @@ def paper_check(groups: Sequence[Group]) -> Table:
     rows: list[tuple[Value, ...]] = []
     outcomes: list[bool | None] = []
     for group, cell, measured in found:
-        result = compare(measured.mean, measured.deviation, measured.count, cell)
+        result = compare(measured.mean, measured.deviation, cell)
         digits = _decimals(cell.printed)
         signed = cell.mollify == "difference"
         rows.append(

@@ -17,17 +17,16 @@ from fastmoll.kernels.checks import installed
 from fastmoll.models import check_model_name, from_timm
 from fastmoll.output import run_weights
 from fastmoll.pipelines import MEAN, STD
+from fastmoll.pipelines.errors import reason_of, some
 from fastmoll.robustness.networks import call_function, describe_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
-from fastmoll.sweep.settings import AXES, DECISIVE, QUIET, QUIET_RUN, changes, flat, read_settings, words
+from fastmoll.sweep.settings import AXES, DECISIVE, QUIET, changes, flat, read_settings, words
 from fastmoll.weights import FORMAT, build_model, load_weights, nearest_published, read_file
 
 _OPTION: Final = "CHECKPOINT"
 # What to do about a network with more outputs than the data have classes.
 _SOME_CLASSES: Final = "; if the data have some of its classes, name all of them: fastmoll evaluate --classes FILE"
 _PREFIXES: Final = ("torchvision:", "timm:", "python:")
-# Filled in by the trainer of small images from its data where the user gave none.
-_MEASURED: Final = ("data.mean", "data.std")
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,8 @@ class Checkpoint:
             names = self.classes
             if theirs := sorted({*classes} - {*names}):
                 ours = sorted({*names} - {*classes})
-                raise ValueError(
-                    f"{_OPTION}: {self.name} has other classes than {source}: {_some(ours)} there, {_some(theirs)} here"
-                )
+                apart = f"{some(ours) or 'none more'} there, {some(theirs)} here"
+                raise ValueError(f"{_OPTION}: {self.name} has other classes than {source}: {apart}")
             kept = [names.index(name) for name in classes]
         return len(names), None if kept == list(range(len(names))) else kept
 
@@ -234,7 +232,7 @@ def _timm(name: str, net: str) -> Checkpoint:
     timm = importlib.import_module("timm")
     if not timm.is_model(net):
         raise ValueError(f"{_OPTION}: timm has no model {net!r}{nearest_published(net, 'timm')}")
-    _check_name(net, _OPTION)  # its tag
+    check_model_name(net, _OPTION)  # its tag
     facts = timm.get_pretrained_cfg(net)
     if facts is None or not facts.has_weights:
         raise ValueError(f"{_OPTION}: timm has no weights of {net}")
@@ -243,8 +241,7 @@ def _timm(name: str, net: str) -> Checkpoint:
         try:
             return from_timm(net, classes, size, pretrained=load)
         except Exception as error:  # the hub's errors are of many types, and none says what was asked for
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ValueError(f"{_OPTION}: {name} can't be loaded: {reason}") from error
+            raise ValueError(f"{_OPTION}: {name} can't be loaded: {reason_of(error)}") from error
 
     return Checkpoint(
         name,
@@ -305,7 +302,7 @@ def _file(name: str, net: str | None) -> Checkpoint:
                 net, function, module = find_function(net, "--net")
                 found = function, module
             else:
-                _check_name(net, "--net")
+                check_model_name(net, "--net")
             stem, mean, std, size = False, None, None, None
     except (LookupError, TypeError) as error:
         raise ValueError(f"{_OPTION}: {path} is a damaged checkpoint") from error
@@ -369,13 +366,6 @@ def find_training(path: Path, option: str = _OPTION) -> tuple[Mapping[str, Any],
     return config, find_training(beside, option)[1] if beside.is_file() else None
 
 
-def _check_name(net: str, option: str) -> None:
-    try:
-        check_model_name(net)
-    except ValueError as error:
-        raise ValueError(f"{option}: {str(error).removeprefix('name: ')}") from error
-
-
 def _changes(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that it does not have by default and that matter for the result: those that name a sweep's runs."""
     data, small = config["data"], "name" in config["data"]
@@ -388,14 +378,10 @@ def _changes(config: Mapping[str, Any]) -> dict[str, Any]:
     if not all("settings" in answer for answer in answers):
         return {}  # of a version of the trainer that had other recipes
     before, usual = (flat(answer["settings"]) for answer in answers)
-    quiet = {*QUIET, *QUIET_RUN, *AXES.values(), "recipe"}
-    if "name" in config["data"]:
-        quiet |= {*_MEASURED}
+    quiet = {*QUIET, *AXES.values(), "recipe"}
+    if small:  # that trainer fills them in from its data where the user gave none
+        quiet |= {"data.mean", "data.std"}
     if not config["mollify"]["enabled"]:
         quiet |= {name for name in now if name.startswith("mollify.")}
     found = changes({name: value for name, value in now.items() if name not in quiet}, before, usual)
     return found if recipe == "finetune" else {"recipe": recipe, **found}
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "none more"

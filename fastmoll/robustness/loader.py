@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastmoll.corruptions import corrupt
 from fastmoll.kernels.batch_tail import DTYPES, batch_tail
-from fastmoll.kernels.checks import check_integer, check_triple
+from fastmoll.kernels.checks import check_choice, check_integer, check_triple
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.corrupted import Cell, CorruptedSet, check_cells
 from fastmoll.pipelines.files import ImageFolder
@@ -94,8 +94,7 @@ class CorruptedLoader:
         rank, world_size = resolve_rank(rank, world_size)
         self._batch_size = check_integer("batch_size", batch_size, 1)
         self._threads = threads() if num_threads is None else check_integer("num_threads", num_threads, 1)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+        check_choice("dtype", dtype, DTYPES)
         if (mean is None) != (std is None):
             raise ValueError(f"mean and std belong together, got mean={mean} and std={std}")
         if mean is None or std is None:

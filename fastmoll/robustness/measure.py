@@ -11,6 +11,7 @@ from tqdm import tqdm
 from fastmoll.distributed import Process
 from fastmoll.metrics import ClassificationMetrics
 from fastmoll.output import bar, say
+from fastmoll.pipelines.errors import some
 from fastmoll.robustness.predictions import (
     Recorder,
     gather_predictions,
@@ -116,7 +117,7 @@ def rescore(process: Process, results: Results) -> None:
     saved = [cell for cell in ALL if results.predictions(cell).exists()]
     lacking = [cell_name(cell) for cell in ALL if cell not in saved and results.read(cell) is not None]
     if lacking or not saved:
-        names = f" of {', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}" if lacking else ""
+        names = f" of {some(lacking)}" if lacking else ""
         raise ValueError(f"{results.out} has no predictions{names}: evaluate with --predictions first")
     (results.out / "cells").mkdir(exist_ok=True)
     with bar(saved, process, "scoring", len(saved)) as cells:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -19,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fastmoll.pipelines.errors import did_you_mean, nearest, reason_of
 
 _TRIAL = 2  # images: a network that mistakes one for a whole batch shows itself
 
@@ -51,14 +52,12 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any],
         with _staying(), _looking_in(os.getcwd() if path is None else str(path.parent)):
             module = importlib.import_module(place) if path is None else _load(path)
     except (Exception, SystemExit) as error:  # whatever the code of others raises
-        raise ValueError(f"{option}: {place} can't be imported: {_reason(error)}") from error
+        raise ValueError(f"{option}: {place} can't be imported: {reason_of(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(name, known, 3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         fault = "is no function or class" if hasattr(module, name) else "does not exist"
-        raise ValueError(f"{option}: {name} in {place} {fault}{hint}")
+        raise ValueError(f"{option}: {name} in {place} {fault}{did_you_mean(nearest(name, known, 3))}")
     if isinstance(function, nn.Module):
         raise ValueError(f"{option}: {name} in {place} is a network, not a function that makes one")
     return f"{place if path is None else path.name}:{name}", function, module
@@ -169,7 +168,7 @@ def call_function(function: Callable[..., Any], name: str, num_classes: int, opt
         with _staying():
             model = function(num_classes=num_classes) if told else function()
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{option}: {name} raised {_reason(error)}") from error
+        raise ValueError(f"{option}: {name} raised {reason_of(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{option}: {name} must return a torch.nn.Module, got a {type(model).__name__}")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -194,7 +193,7 @@ def count_outputs(model: nn.Module, size: int, name: str) -> int:
     try:
         logits = model(images)
     except Exception as error:  # whatever the code of others raises
-        raise ValueError(f"{name} can't take images of {size} x {size} pixels: {_reason(error)}") from error
+        raise ValueError(f"{name} can't take images of {size} x {size} pixels: {reason_of(error)}") from error
     if not isinstance(logits, Tensor):
         raise ValueError(f"{name} must give logits (B, K) as a tensor, got a {type(logits).__name__}")
     if logits.ndim != 2 or len(logits) != _TRIAL or not logits.is_floating_point():
@@ -237,7 +236,7 @@ def read_names(path: str | os.PathLike[str]) -> list[str]:
     except FileNotFoundError as error:
         raise ValueError(f"--classes: there is no file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else _reason(error)
+        reason = error.strerror if isinstance(error, OSError) else reason_of(error)
         raise ValueError(f"--classes: {path} can't be read as a text file: {reason}") from error
     names = [line.strip() for line in lines]
     if not all(names):
@@ -264,11 +263,10 @@ def find_names(wanted: Sequence[str], names: Sequence[str], path: object) -> lis
     places = {name: place for place, name in enumerate(names)}
     for name in wanted:
         if name not in places:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"the nearest is {near[0]!r}" if near else f"its first is {names[0]!r}"
+            hint = did_you_mean(nearest(name, names), f"; its first is {names[0]!r}")
             more = sum(other not in places for other in wanted) - 1
             others = f" (nor {more} more)" if more else ""
-            raise ValueError(f"--classes: {path} has no {name!r}, a class of the data{others}; {hint}")
+            raise ValueError(f"--classes: {path} has no {name!r}, a class of the data{others}{hint}")
         if names.count(name) > 1:
             raise ValueError(f"--classes: {path} has {name!r} more than once")
     return [places[name] for name in wanted]
@@ -314,8 +312,3 @@ def _load(path: Path) -> Any:
     sys.modules[name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -20,14 +20,12 @@ from fastmoll.kernels.checks import check_integer
 from fastmoll.pipelines import MEAN, STD, check_dali
 from fastmoll.pipelines.cifar import find_cifar
 from fastmoll.pipelines.decoded import image_size
-from fastmoll.pipelines.errors import BadImageError
-from fastmoll.pipelines.files import ImageFolder, scan_folder, split_folder
-from fastmoll.pipelines.small import KNOWN, NAMES, SmallData, Triple, read_small
+from fastmoll.pipelines.errors import BadImageError, some
+from fastmoll.pipelines.files import ImageFolder, scan_split, split_folder, stems_of
+from fastmoll.pipelines.small import KNOWN, NAMES, SmallData, Triple, find_tiny, read_small
 
 _IN_MEMORY = 96  # pixels: up to this side, a folder's images are decoded once (CIFAR 32, TinyImageNet 64, STL-10 96)
 _SIZE = 224
-_VALIDATION = ("val", "validation", "test")
-_PREFETCH = 2
 
 
 @dataclass(frozen=True)
@@ -117,16 +115,8 @@ class StoredImages:
             resize=self.resize,
             augment="none",
             standardise=False,
-            mean=MEAN,
-            std=STD,
-            adjust_orientation=False,
-            rank=0,
-            world_size=1,
             device_id=device.index if device.type == "cuda" else None,
             num_threads=num_threads,
-            prefetch=_PREFETCH,
-            hw_decoder_load=0.65,
-            preallocate=None,
         )
         length = math.ceil(len(chosen) / batch_size)
         ids = torch.from_numpy(samples)
@@ -191,7 +181,7 @@ def open_clean(
     place = Path(data)
     if split != "val":
         _check_split(place, split)
-    folder = scan_folder(place, next((stem for stem in _stems(split) if (place / stem).is_dir()), split))
+    folder = scan_split(place, split)
     height, width = image_size(folder.path(0))
     if height == width <= _IN_MEMORY and wanted in (None, width):
         return _small(read_small(data, split), name, wanted)
@@ -213,24 +203,19 @@ def data_name(data: str | os.PathLike[str]) -> str:
     return str(data) if str(data) in NAMES else Path(data).resolve().name
 
 
-def _stems(split: str) -> tuple[str, ...]:
-    return _VALIDATION if split == "val" else (split,)
-
-
 def _check_split(place: Path, split: str) -> None:
     """Refuse a split that a folder hasn't, where `scan_folder` would take the folder itself."""
     if split_folder(place, split) == place:
         found = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        names = f", only {', '.join(found[:5])}{', ...' if len(found) > 5 else ''}" if found else ""
+        names = f", only {some(found, 5)}" if found else ""
         raise ValueError(f"split: {place} has no folder {split!r}{names}")
 
 
 def _is_tree(place: Path, split: str) -> bool:
     """Whether a path has neither of the layouts that small images come in, so that it should have class folders."""
-    if not place.is_dir() or find_cifar(place) is not None:
+    if not place.is_dir() or find_cifar(place) is not None or find_tiny(place) is not None:
         return False
-    tiny = any((folder / "wnids.txt").is_file() for folder in (place, place / "tiny-imagenet-200"))
-    return not tiny and not any((place / f"{stem}.npy").is_file() for stem in _stems(split))
+    return not any((place / f"{stem}.npy").is_file() for stem in stems_of(split))
 
 
 def _small(data: SmallData, name: str, size: int | None) -> StoredImages:

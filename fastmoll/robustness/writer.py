@@ -24,7 +24,8 @@ from fastmoll.kernels.checks import check_choice, check_integer
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, SEVERITIES
 from fastmoll.kernels.frost_textures import frost_source
 from fastmoll.output import Bar, lock, replacing, write_json
-from fastmoll.pipelines.corrupted import DESCRIPTION, CorruptedSet, check_cells, open_corrupted
+from fastmoll.pipelines.corrupted import DESCRIPTION, Cell, CorruptedSet, check_cells, open_corrupted
+from fastmoll.pipelines.errors import some
 from fastmoll.pipelines.files import ImageFolder
 from fastmoll.pipelines.small import SmallData
 from fastmoll.robustness.stored_images import StoredImages, open_clean
@@ -38,7 +39,6 @@ _LARGEST_BATCH = 256
 _AHEAD = 4  # portions a thread that wait for it
 _PARTS = ".parts"  # files that are being written; then they are moved
 
-Cell = tuple[str, int]
 Put = Callable[[str, int, NDArray[np.int64], NDArray[np.uint8]], None]
 
 
@@ -97,7 +97,7 @@ def write_corrupted(
         if count == 0
     ]
     if absent:
-        raise ValueError(f"{images.root} has no images of {', '.join(map(repr, absent[:5]))} in its {split} split")
+        raise ValueError(f"{images.root} has no images of {some([*map(repr, absent)], 5)} in its {split} split")
     if layout == "auto":
         layout = "cifar-c" if images.size <= _ARRAYS_UP_TO else "imagenet-c"
     if layout == "cifar-c" and levels != SEVERITIES:

@@ -12,9 +12,10 @@ from typing import Final
 import torch
 
 from fastmoll.output import check_writable
+from fastmoll.pipelines.errors import some
 from fastmoll.pipelines.small import NAMES, find_small
 from fastmoll.sweep.file import Run
-from fastmoll.sweep.settings import QUIET, QUIET_RUN, as_text, flat
+from fastmoll.sweep.settings import QUIET, as_text, flat
 from fastmoll.sweep.table import is_done
 from fastmoll.weights import check_weights
 
@@ -81,10 +82,7 @@ def done_otherwise(runs: Sequence[Run], out: Path) -> list[str]:
         change = _change(run, run.folder(out)) if is_done(run.folder(out)) else None
         if change is not None:
             found.setdefault(change, []).append(run.name)
-    return [
-        f"{out}: done before with {change}, and left as it is: {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
-        for change, names in found.items()
-    ]
+    return [f"{out}: done before with {change}, and left as it is: {some(names)}" for change, names in found.items()]
 
 
 def _change(run: Run, folder: Path) -> str | None:
@@ -94,7 +92,7 @@ def _change(run: Run, folder: Path) -> str | None:
         return None  # of a run that was begun by other means
     for name, value in run.settings.items():
         # What the file leaves open, as the mean of the data, the trainer has filled in.
-        if name in saved and name not in (*QUIET, *QUIET_RUN) and value is not None:
+        if name in saved and name not in QUIET and value is not None:
             before, now = (
                 str(Path(str(x)).resolve()) if name == "data.name" and x not in NAMES else as_text(x)
                 for x in (saved[name], value)

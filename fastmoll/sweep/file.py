@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any, Final, NoReturn
 import fastmoll
 from fastmoll.augment import parse_augment
 from fastmoll.models import check_model_name
+from fastmoll.pipelines.errors import did_you_mean, nearest
 from fastmoll.pipelines.small import NAMES
 from fastmoll.sweep.places import DEFAULTS, Places, grid_name
 from fastmoll.sweep.settings import (
@@ -22,7 +22,6 @@ from fastmoll.sweep.settings import (
     DECISIVE,
     OWN,
     QUIET,
-    QUIET_RUN,
     TRAINERS,
     as_text,
     changes,
@@ -95,17 +94,10 @@ def read_sweep(path: Path) -> list[Run]:
     return sweep.runs(requests)
 
 
-def hint(name: str, known: Iterable[str] | Mapping[str, str], shown: Iterable[str] | None = None) -> str:
-    """What ``name`` may be a slip of, in words.
-
-    Args:
-        name: As it was written.
-        known: What there is, or by what part of it ``name`` is compared.
-        shown: What is listed where nothing is like it; by default all there is.
-    """
-    names = known if isinstance(known, Mapping) else {x: x for x in sorted(known)}
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), names, 1)
-    return f"did you mean {names[close[0]]!r}?" if close else f"there are {', '.join(shown or names)}"
+def hint(name: object, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
+    """What ``name`` may be a slip of, as the end of a message, or what there is: ``known``, or ``shown`` of it."""
+    known = sorted(known)
+    return did_you_mean(nearest(name, known), f"; there are {', '.join(shown or known)}")
 
 
 @dataclass(frozen=True)
@@ -173,7 +165,7 @@ class _Sweep:
     def check_keys(self, table: str, content: Mapping[str, object], known: Sequence[str]) -> None:
         for key in content:
             if key not in known:
-                self.fail(table, f"unknown key {key!r}: {hint(key, known)}", key)
+                self.fail(table, f"unknown key {key!r}{hint(key, known)}", key)
 
     def expand(self, number: int, grid: Mapping[str, Any]) -> list[_Request]:
         """The combinations of data sets and options of one grid, names checked that need no trainer."""
@@ -183,7 +175,7 @@ class _Sweep:
         origins = {**dict.fromkeys(self.defaults, DEFAULTS), **dict.fromkeys(grid, table)}
         trainer = merged.get("trainer", TRAINERS[0])
         if trainer not in TRAINERS:
-            self.fail(origins["trainer"], f"unknown trainer {trainer!r}: {hint(str(trainer), TRAINERS)}", "trainer")
+            self.fail(origins["trainer"], f"unknown trainer {trainer!r}{hint(trainer, TRAINERS)}", "trainer")
         axes = {
             axis: self.axis(origins[axis], axis, merged[axis], trainer) if axis in merged else None for axis in AXES
         }
@@ -226,15 +218,15 @@ class _Sweep:
                 self.fail(table, f"{axis} must be {wanted}, got {value!r}", axis)
             try:
                 if axis == "net":
-                    check_model_name(value)
+                    check_model_name(value, "net")
                 elif axis == "augment":
                     parse_augment(value)
             except ValueError as error:
-                self.fail(table, str(error).removeprefix("name: "), f'"{value}"')
+                self.fail(table, str(error), f'"{value}"')
             plain = axis == "data" and trainer == "small_images" and value not in NAMES and os.sep not in value
             if plain and not Path(value).exists():
                 message = f"data: {value!r} is neither a known data set nor a file or folder"
-                self.fail(table, f"{message}: {hint(value, NAMES)}", f'"{value}"')
+                self.fail(table, f"{message}{hint(value, NAMES)}", f'"{value}"')
         return values
 
     def options(self, table: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -292,10 +284,8 @@ class _Sweep:
             for name in request.options:
                 if name not in names:
                     known = [x for x in names if x not in (*OWN, *AXES.values())]
-                    group, _, last = name.rpartition(".")
-                    alike = [x for x in known if x.startswith(f"{group}.")]
-                    near = hint(last, {x.rpartition(".")[2]: x for x in known}, alike or known)
-                    self.fail_option(request, name, f"unknown option {name!r}: {near}")
+                    alike = [x for x in known if x.startswith(f"{name.rpartition('.')[0]}.")]
+                    self.fail_option(request, name, f"unknown option {name!r}{hint(name, known, alike or known)}")
         answer = base if answer is None else answer
         if "error" in answer:
             message = answer["error"]
@@ -346,7 +336,7 @@ def _run(
     seed: int,
 ) -> Run:
     idle = {name for name in settings if name.startswith("mollify.") and not mollify} - {"mollify.enabled"}
-    quiet = {*QUIET, *QUIET_RUN, *AXES.values(), *idle}
+    quiet = {*QUIET, *AXES.values(), *idle}
     telling = {name: value for name, value in settings.items() if name not in quiet}
     chosen = {name: as_text(value) for name, value in changes(telling, recipe, usual).items()}
     earlier = {name: as_text(value) for name, value in changes(telling, recipe, recipe).items()}

@@ -24,14 +24,14 @@ def select(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
             known = {*AXES, *(name for run in runs for name in run.settings)}
             if key not in AXES and setting not in known:
                 varied = sorted({name for run in runs for name in run.changes})
-                raise ValueError(f"--filter: unknown key {key!r}: {hint(key, known, [*AXES, *varied])}")
+                raise ValueError(f"--filter: unknown key {key!r}{hint(key, known, [*AXES, *varied])}")
             matching = [run for run in runs if _same(run.data if key == "data" else run.settings.get(setting), value)]
             known = {as_text(run.data if key == "data" else run.settings.get(setting)) for run in runs}
         elif not matching:
             matching = [run for run in runs if text in _values(run)] or [run for run in runs if text in run.name]
             known = {value for run in runs for value in _values(run)}
         if not matching:
-            raise ValueError(f"--filter: no run matches {text!r}: {hint(value if equals else text, known)}")
+            raise ValueError(f"--filter: no run matches {text!r}{hint(value if equals else text, known)}")
         names = {run.name for run in matching}
         chosen = [run for run in chosen if run.name in names]
     if not chosen:

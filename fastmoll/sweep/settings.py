@@ -21,8 +21,10 @@ AXES: Final = {
 OWN: Final = ("run.output", "run.resume", "run.evaluate", "run.resident", "run.device")
 """Settings that a sweep gives its runs itself."""
 # Settings that change how a run is done or reported, not what comes out: they neither name nor distinguish runs.
-QUIET: Final = ("data.path", "data.threads", "data.decoder", "data.hw_decoder_load", "mollify.backend", *OWN)
-QUIET_RUN: Final = ("run.checkpoint_every", "run.validate_every", "run.log_every")
+QUIET: Final = (
+    *("data.path", "data.threads", "data.decoder", "data.hw_decoder_load", "mollify.backend", *OWN),
+    *("run.checkpoint_every", "run.validate_every", "run.log_every"),
+)
 DECISIVE: Final = ("optim.name", "optim.epochs")
 """Settings by which the trainers choose defaults of others."""
 
