@@ -104,7 +104,9 @@ def output_of(tail: Tail) -> torch.Tensor:
     return torch.empty(shape, dtype=tail.dtype, memory_format=tail.memory_format)
 
 
-def triton_launches(tail: Tail, out: torch.Tensor) -> list[triton_compile.Launch]:
+def triton_launches(
+    tail: Tail, out: torch.Tensor, blocks: batch_tail_triton.Blocks | batch_tail_triton_bytes.ByteBlocks | None = None
+) -> list[triton_compile.Launch]:
     """The launches that the launcher wants, in their order.
 
     Raises:
@@ -113,24 +115,30 @@ def triton_launches(tail: Tail, out: torch.Tensor) -> list[triton_compile.Launch
     if not isinstance(batch_tail_triton._down, triton.JITFunction):
         raise ValueError(f"TRITON_INTERPRET must not be set to compile, got {os.environ.get('TRITON_INTERPRET')!r}")
     with triton_compile.recorded(batch_tail_triton, batch_tail_triton_bytes) as launches:
-        batch_tail_triton.batch_tail_triton(tail, out)
+        batch_tail_triton.batch_tail_triton(tail, out, blocks)
     return list(launches)
 
 
-def kernels(backend: Backend, tail: Tail, out: torch.Tensor) -> list[Kernel]:
+def kernels(
+    backend: Backend,
+    tail: Tail,
+    out: torch.Tensor,
+    blocks: batch_tail_triton.Blocks | batch_tail_triton_bytes.ByteBlocks | None = None,
+) -> list[Kernel]:
     """The launches of a backend for a batch on the CPU, compiled for sm_90, in their order.
 
     Args:
         backend: whose.
         tail: the batch.
         out: where they write.
+        blocks: of the Triton kernels; default: theirs.
     """
     if backend == "cupy":
         launch = batch_tail_cupy.plan(tail, out, triton_compile.SHARED_LIMIT[90])
         compiled = compile_cuda(launch.macros, 90)
         return [Kernel("batch_tail", Program(compiled.sass, compiled.registers, compiled.stack), launch)]
     found = []
-    for wanted in triton_launches(tail, out):
+    for wanted in triton_launches(tail, out, blocks):
         used = triton_compile.compile_launch(wanted, 90)
         program = Program(used.sass, used.registers, used.stack)
         found.append(Kernel(used.kernel, program, triton_compile.as_cuda(wanted, used)))

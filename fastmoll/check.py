@@ -15,9 +15,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import IO
 
-from fastmoll.output import Bar, counted
+from fastmoll.output import Bar
 from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.diagnose import Finding, diagnose
+from fastmoll.pipelines.errors import counted
 from fastmoll.pipelines.files import SPLITS, ImageFolder, check_classes, check_several, list_folder
 
 _CHUNK = 32  # files a task: enough to hide the cost of sending it, few enough to stop at once

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from fastmoll.kernels.checks import check_integer
 from fastmoll.kernels.philox import EPOCH_BITS
+from fastmoll.pipelines.errors import counted
 
 
 class Epochs:
@@ -132,9 +133,8 @@ def share_out(
         return first, end, math.ceil((end - first) / batch_size)
     share = samples // world_size
     if share < batch_size:
-        raise ValueError(
-            f"batch_size={batch_size} is more than the {share} samples that each of {world_size} ranks has of {root}"
-        )
+        whose = f" that each of {world_size} ranks has" if world_size > 1 else ""
+        raise ValueError(f"batch_size={batch_size} is more than the {counted(share, 'sample')} of {root}{whose}")
     return first, end, share // batch_size
 
 

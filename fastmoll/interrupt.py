@@ -1,4 +1,4 @@
-"""Ctrl-C while what a command needs is still being imported."""
+"""A process as its starter left it: Ctrl-C while what it needs is still being imported, and streams that are closed."""
 
 from __future__ import annotations
 
@@ -28,6 +28,20 @@ def importing() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def open_streams() -> None:
+    """Let what is said be lost where standard output or error is closed (``>&-``): it is no reason to stop working."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+
+
+def reader_gone() -> int:
+    """The exit code where whoever read standard output (``| head``) closed it, of which no more is to be said."""
+    # The interpreter flushes once more as it ends, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -147,7 +147,7 @@ class Mollify(nn.Module):
                 raise ValueError(f"{name} has no effect beside a function that replaces it, got {getattr(self, name)}")
         self.temperature, self.label_decay, self.blur_scale = temperature, label_decay, blur_scale
         # A tensor, so that code compiled around this module is not compiled anew for each count.
-        self._seen = torch.tensor(0, device="cpu")
+        self._seen = _counter(0)
         # Not buffers: they belong where the sample ids are, and casting the module must not round them.
         beta_table = None if self.beta[0] == 1.0 else beta_quantiles(*self.beta)
         self.quantiles = Table(beta_table if temperature is None else quantiles_of(temperature))
@@ -297,6 +297,8 @@ class Mollify(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | SoftLabels]:
         """What a compiler sees: one operator, which calls :func:`mollify_batch` with this module."""
+        if torch.compiler.is_exporting():  # the program would know it by a number that is another's elsewhere
+            raise ValueError("Mollify can't be exported: export the network, which needs none outside of training")
         if images.is_meta and not torch.compiler.is_compiling():  # for which the operator calls nothing
             check_batch(self, images, labels, index, epoch)
         result = mollify_operator(
@@ -336,7 +338,7 @@ class Mollify(nn.Module):
         return {**self.__dict__, "_seen": int(self._seen)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _seen=torch.tensor(state["_seen"], device="cpu"))
+        self.__dict__.update(state, _seen=_counter(state["_seen"]))
         self._handle = register(self)
 
     def extra_repr(self) -> str:
@@ -346,6 +348,11 @@ class Mollify(nn.Module):
 
 
 # The arguments of the constructor.
+def _counter(seen: int) -> Tensor:
+    with torch.inference_mode(False):  # outside of which a tensor that was made inside can't be changed
+        return torch.tensor(seen, device="cpu")
+
+
 _SETTINGS: Final = (
     "num_classes",
     "roles",

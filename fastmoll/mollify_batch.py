@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -19,6 +20,7 @@ from fastmoll.kernels.soft_labels import label_decay, soft_labels
 from fastmoll.schedules import Table, blur_temperature, decay_of
 
 _COUNTER_BITS: Final = 32
+_COUNTING: Final = threading.Lock()
 
 
 class Settings(Protocol):
@@ -165,8 +167,9 @@ def _number(batch: int, seen: Tensor) -> Tensor:
         )
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank = int(torch.distributed.get_rank()) if distributed else 0
-    ids = torch.arange(batch, device="cpu") + seen
-    seen += batch
+    with _COUNTING:
+        ids = torch.arange(batch, device="cpu") + seen
+        seen += batch
     return ids.remainder(2**_COUNTER_BITS).add(rank << _COUNTER_BITS)
 
 

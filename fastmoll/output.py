@@ -100,7 +100,7 @@ def check_writable(option: str, folder: Path) -> None:
     Raises:
         ValueError: it, or the first one above it that is there, is a file or can't be written to; after ``option``.
     """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not there.is_dir():
         raise ValueError(f"{option}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -170,19 +170,15 @@ def bar(items: Iterable[T], process: Process, description: str, total: int, done
     )
 
 
-def counted(number: int, one: str, more: str | None = None) -> str:
-    """A number and what it is of: ``1 step``, ``2 steps``.
-
-    Args:
-        number: How many.
-        one: The noun.
-        more: Its plural; by default with an s.
-    """
-    return f"{number} {one if number == 1 else more or f'{one}s'}"
-
-
 def say(process: Process, text: str) -> None:
-    """A line on rank 0's standard output that leaves the progress bar whole."""
+    """A line on rank 0's standard output that leaves the progress bar whole.
+
+    Raises:
+        OSError: whoever reads it is gone (``| head``), or the disk that it goes to is full.
+    """
     if process.main:
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        try:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+        except OSError as error:
+            raise type(error)(f"standard output can't be written to: {error.strerror}") from error

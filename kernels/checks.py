@@ -105,6 +105,8 @@ def check_tensor(
     """
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.is_nested or value.layout != torch.strided:
+        raise ValueError(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
     if shape is not None and not (
         value.dim() == len(shape) and all(want in (None, size) for size, want in zip(value.shape, shape, strict=True))
     ):
@@ -118,7 +120,10 @@ def check_tensor(
 
 
 def check_images(name: str, images: Tensor) -> None:
-    """Raise ``ValueError`` unless ``images`` is a floating-point batch ``(B, C, H, W)`` without gradient."""
+    """Raise ``ValueError`` unless ``images`` is a floating-point batch ``(B, C, H, W)`` without gradient.
+
+    Three columns of eight or more rows and channels are taken for channels that come last.
+    """
     if isinstance(images, Tensor) and not images.is_floating_point():
         raise ValueError(
             f"{name} must be floating point, got {images.dtype}: standardise the images first "
@@ -127,6 +132,11 @@ def check_images(name: str, images: Tensor) -> None:
     check_tensor(name, images, (None, None, None, None), FLOATING, None)
     if min(images.shape[1:]) < 1:
         raise ValueError(f"{name} must have at least one channel, row and column, got shape {tuple(images.shape)}")
+    if images.shape[3] == 3 and min(images.shape[1:3]) >= 8:
+        raise ValueError(
+            f"{name} must have shape (B, C, H, W), got {tuple(images.shape)}, which looks like (B, H, W, C): pass "
+            f"{name}.permute(0, 3, 1, 2)"
+        )
     check_no_grad(name, images)
 
 

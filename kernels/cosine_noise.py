@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastmoll.kernels import philox
-from fastmoll.kernels.checks import check_images, check_temperature
+from fastmoll.kernels.checks import check_images, check_no_grad, check_temperature
 
 # Generator blocks at a time, to bound the scratch memory: 32 bytes of words and as much again for the normals a block.
 _BLOCKS = 2**20
@@ -38,6 +38,7 @@ def cosine_noise(x: Tensor, t: Tensor, *, seed: int = 0, epoch: int = 0, index: 
     check_images("x", x)
     batch, channels, height, width = x.shape
     check_temperature("t", t, (batch,), x.device)
+    check_no_grad("t", t)
     if index is None:
         index = torch.arange(batch, device=x.device)
     philox.check_key(seed, epoch, index, batch)

@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from fastmoll.kernels.checks import check_images, check_number, check_temperature
+from fastmoll.kernels.checks import check_images, check_no_grad, check_number, check_temperature
 
 
 def blur_scale(t: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
@@ -118,6 +118,7 @@ def heat_blur(x: Tensor, t: Tensor, *, sigma_min: float = 0.3, sigma_max: float 
     check_images("x", x)
     batch, channels, height, width = x.shape
     check_temperature("t", t, (batch,), x.device)
+    check_no_grad("t", t)
     sigma_min, sigma_max = resolve_scales(sigma_min, sigma_max, width)
 
     dtype = torch.promote_types(x.dtype, torch.float32)

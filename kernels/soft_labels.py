@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,15 @@ class SoftLabels(NamedTuple):
     partner: Tensor | None = None
     lam: Tensor | None = None
     kind: str = "smooth"
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> SoftLabels:
+        """The same on another device; arguments as for :meth:`torch.Tensor.to`."""
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name, value in self._asdict().items()
+            if isinstance(value, Tensor)
+        }
+        return self._replace(**moved)
 
 
 def label_decay(role: Tensor, t: Tensor, *, k_noise: float = 1.0, k_blur: float = 1.0) -> Tensor:

@@ -43,6 +43,17 @@ def reason_of(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
+def counted(number: int, one: str, more: str | None = None) -> str:
+    """A number and what it is of: ``1 step``, ``2 steps``.
+
+    Args:
+        number: How many.
+        one: The noun.
+        more: Its plural; by default with an s.
+    """
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
+
+
 def some(names: Sequence[str], most: int = 3) -> str:
     """The first of some names: ``"a, b, c, ..."``."""
     return ", ".join([*names[:most], *["..."] * (len(names) > most)])

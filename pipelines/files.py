@@ -256,8 +256,14 @@ def check_several(classes: list[str]) -> None:
 
 
 def cache_home() -> Path:
-    """Folder of everything fastmoll caches: ``$XDG_CACHE_HOME/fastmoll`` or ``~/.cache/fastmoll``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastmoll"
+    """Folder of everything fastmoll caches: ``$XDG_CACHE_HOME/fastmoll`` or ``~/.cache/fastmoll``.
+
+    Of a user without a home, as in some containers, it is one for temporary files.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastmoll"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"fastmoll-{os.getuid()}"
 
 
 def _cache_file(folder: Path) -> Path:

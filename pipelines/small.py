@@ -275,9 +275,9 @@ def _read_path(place: Path, split: str, name: str | None) -> SmallData:
         wanted = " or ".join(f"{stem}.npy" for stem in stems)
         raise ValueError(f"{place} has {', '.join(others)}, but no {wanted}")
     if place.is_dir() and not any(entry.is_dir() for entry in place.iterdir()):
-        names = ", ".join(f"{stem}.npy with {stem}_labels.npy" for stem in stems)
         raise ValueError(
-            f"{place} has no images for {split!r}: neither {names} nor folders {split}/<class> nor {', '.join(KNOWN)}"
+            f"{place} has no class folders {split}/<class>, no {stems[0]}.npy with {stems[0]}_labels.npy, "
+            f"and is none of {', '.join(KNOWN)}"
         )
     folder = scan_split(place, split)
     return SmallData(decode_folder(folder), folder.targets, folder.classes, folder.root, name)

@@ -227,6 +227,13 @@ def test_a_reader_that_goes_away_ends_it_quietly(arguments, tmp_path: Path):
     assert not any(word in result.stderr for word in ("error", "Error", "Traceback", "Exception"))
 
 
+def test_closed_streams_are_no_reason_to_stop(tmp_path: Path):
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    command = f"{sys.executable} -m fastmoll preview x.png -o y.png --size 16 >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, check=False).returncode == 0
+    assert (tmp_path / "y.png").is_file()
+
+
 def test_help_loads_neither_torch_nor_dali():
     code = (
         "import sys; from fastmoll.cli.main import main; main(['--help']);"

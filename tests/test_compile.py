@@ -289,6 +289,12 @@ def test_images_that_require_grad_are_refused_while_compiling():
             Whole(function)(images().requires_grad_(), LABELS)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_program_that_would_take_another_module_elsewhere_is_not_exported(strict):
+    with pytest.raises(Exception, match="Mollify can't be exported"):
+        torch.export.export(Mollify(CLASSES), (images(), LABELS), strict=strict)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("backend", ["torch", "triton", "cupy"])

@@ -169,6 +169,7 @@ X, T = torch.zeros(2, 3, 4, 4), torch.zeros(2)
         (X[0], T, {}, r"x must have shape .* got \(3, 4, 4\)"),
         (X.clone().requires_grad_(), T, {}, "x must not require grad"),
         (X, T[:1], {}, r"t must have shape \(2\), got \(1,\)"),
+        (X, T.clone().requires_grad_(), {}, "t must not require grad"),
         (X, torch.tensor([0.5, 1.001]), {}, "t must lie .* at position 1"),
         (X, torch.tensor([float("nan"), 0.5]), {}, "t must lie .* got nan at position 0"),
         (X, T, {"seed": -3}, "seed .* got -3"),

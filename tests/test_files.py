@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from fastmoll.pipelines import files
-from fastmoll.pipelines.files import list_folder, scan_folder, split_folder
+from fastmoll.pipelines.files import cache_home, list_folder, scan_folder, split_folder
 
 
 @pytest.fixture
@@ -172,6 +173,16 @@ def test_a_damaged_cache_is_ignored(make_tree: Callable[..., Path], cache_home: 
     (store,) = (cache_home / "fastmoll" / "lists").iterdir()
     store.write_text("{")
     assert len(scan_folder(tree)) == 9
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cache_home() == tmp_path / f"fastmoll-{os.getuid()}"
 
 
 def test_a_folder_that_changed_just_now_is_not_cached(make_tree: Callable[..., Path], cache_home: Path) -> None:

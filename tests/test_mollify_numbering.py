@@ -2,6 +2,8 @@
 
 import io
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -19,6 +21,27 @@ def test_images_without_ids_are_numbered_as_they_come():
         want, want_targets = explicit(images[:size], labels[:size], torch.arange(start, start + size))
         assert torch.equal(out, want)
         assert torch.equal(targets, want_targets)
+
+
+def test_threads_share_the_count(monkeypatch):
+    mollify = Mollify(2, roles=(0, 0, 0, 1))
+    images, labels = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            noises = torch.cat([*pool.map(lambda _: mollify(images, labels)[0], range(500))])
+    finally:
+        sys.setswitchinterval(before)
+    assert len(noises.flatten(1).unique(dim=0)) == 2000
+
+
+def test_one_that_was_made_for_inference_counts_outside_of_it():
+    images, labels, _ = batch()
+    with torch.inference_mode():
+        mollify = Mollify(CLASSES)
+    mollify(images, labels)
+    assert mollify.get_extra_state() == len(images)
 
 
 def test_a_refused_batch_is_not_counted():

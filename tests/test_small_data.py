@@ -193,9 +193,7 @@ def test_truncated_missing_and_empty_arrays_and_labels_out_of_range_are_named(tm
     with pytest.raises(ValueError, match=r"has train.npy, but no val.npy or validation.npy or test.npy"):
         read_small(tmp_path, "val")
     (tmp_path / "train.npy").unlink()
-    message = (
-        r"has no images for 'train': neither train.npy with train_labels.npy nor folders train/<class> nor cifar10"
-    )
+    message = r"has no class folders train/<class>, no train.npy with train_labels.npy, and is none of cifar10"
     with pytest.raises(ValueError, match=message):
         read_small(tmp_path)
 

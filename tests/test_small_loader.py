@@ -246,7 +246,7 @@ def test_without_mean_and_deviation_the_images_of_an_unknown_set_are_standardise
     ("change", "message"),
     [
         ({"batch_size": 0}, "batch_size must be .*got 0"),
-        ({"batch_size": 24}, "batch_size=24 is more than the 23 samples that each of 1 ranks has"),
+        ({"batch_size": 24}, "batch_size=24 is more than the 23 samples of .*made$"),
         ({"seed": -1}, "seed must be .*got -1"),
         ({"augment": "fcr+trival"}, "augment must be .*'fcr[+]trival'; did you mean fcr[+]trivial"),
         ({"augment": 5}, "augment must be a name or callable, got 5"),

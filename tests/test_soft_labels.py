@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
-from fastmoll.kernels.soft_labels import label_decay, soft_labels
+from fastmoll.kernels.soft_labels import SoftLabels, label_decay, soft_labels
 
 INSIDE = torch.tensor([1e-4, 0.1, 0.25, 0.5, 0.75, 0.9, 0.9999], dtype=torch.float64)
 
@@ -204,3 +204,11 @@ def test_a_gpu_gives_the_targets_of_the_cpu(kind):
     here = soft_labels(labels, label_decay(role, t), 10, kind=kind)
     there = soft_labels(labels.cuda(), label_decay(role.cuda(), t.cuda()), 10, kind=kind)
     torch.testing.assert_close(there.cpu(), here, atol=1e-6, rtol=0)
+
+
+def test_short_labels_move_to_another_device():
+    label, gamma = torch.arange(3), torch.rand(3)
+    moved = SoftLabels(label, gamma, label, gamma, "temper").to("meta")
+    assert isinstance(moved, SoftLabels) and moved.kind == "temper"
+    assert all(x.is_meta and x.shape == (3,) for x in moved[:4])
+    assert SoftLabels(label, gamma).to("meta").lam is None

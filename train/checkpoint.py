@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from fastmoll.output import counted, replacing
+from fastmoll.output import replacing
+from fastmoll.pipelines.errors import counted
 from fastmoll.train.config import difference
 from fastmoll.weights import FORMAT, read_file
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastmoll.output import counted
+from fastmoll.pipelines.errors import counted
 from fastmoll.train.config import difference
 from fastmoll.train.logs import results_in_words
 from fastmoll.train.settings import Config

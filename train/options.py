@@ -64,11 +64,17 @@ def look(argv: Sequence[str] | None, default: Kind) -> Kind:
         lines = (line.strip("│ ") for line in text.getvalue().splitlines()[1:])
         parts = itertools.groupby(lines, lambda line: bool(line.strip("─-")))
         message = next(" ".join(part) for worded, part in parts if worded)
+        message = re.sub(r"no type matching \{(.*)\} could be instantiated from \[(.*)\]\.?", _of_no_kind, message)
         fail(f"{message.removeprefix('Error parsing ')} {manual}")
     if free:
         hint = [f"--data {free[0]}"] if "--data" in known and os.path.exists(free[0]) else []
         fail(f"no option takes the word {free[0]!r}{did_you_mean(hint)} {manual}")
     return config
+
+
+def _of_no_kind(found: re.Match[str]) -> str:
+    words = " ".join(re.findall("'(.*?)'", found[2]))
+    return f"must be {found[1].replace('}|{', ' or ')}, got {words or 'nothing'}"
 
 
 def typed(argv: Sequence[str] | None, kind: type[Config]) -> dict[str, str]:

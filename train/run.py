@@ -17,8 +17,8 @@ import torchvision
 
 import fastmoll
 from fastmoll.distributed import Process, Stop, together
-from fastmoll.output import bar, check_writable, counted, lock, say, write_json
-from fastmoll.pipelines.errors import reason_of
+from fastmoll.output import bar, check_writable, lock, say, write_json
+from fastmoll.pipelines.errors import counted, reason_of
 from fastmoll.pipelines.files import check_several
 from fastmoll.pipelines.small import NAMES
 from fastmoll.robustness.checkpoints import find_training

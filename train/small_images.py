@@ -17,15 +17,19 @@ from collections.abc import Sequence
 # Before torch loads OpenMP, whose idle threads else spin and take the CPUs from other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from fastmoll.interrupt import importing
+from fastmoll.interrupt import importing, open_streams, reader_gone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run with these arguments (default: the command line's); returns the exit code that `start` says."""
+    open_streams()
     with importing():
         from fastmoll.train.config import checked, parse_small
 
-        config = checked(parse_small(argv), argv)
+        try:
+            config = checked(parse_small(argv), argv)
+        except BrokenPipeError:  # --help
+            return reader_gone()
         # Loaded here: neither --help nor a wrong option should wait for torch.
         from fastmoll.train.run import start
         from fastmoll.train.run_small import run

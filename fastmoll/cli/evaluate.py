@@ -292,7 +292,9 @@ def _one_by_one(process: Process, places: Mapping[str, str], work: Callable[[str
     codes: list[int] = []
     failed: dict[str, list[str]] = {}
     results: dict[str, Results | None] = dict.fromkeys(places)
-    for name, place in places.items():
+    for number, (name, place) in enumerate(places.items(), 1):
+        if len(places) > 1:
+            say(process, f"{number} of {len(places)}: {name}")
         try:
             results[name] = work(place)
         except Stop as stop:

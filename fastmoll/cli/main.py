@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import fastmoll
 from fastmoll.cli import corrupt, evaluate, report
 from fastmoll.cli.options import name_option
-from fastmoll.interrupt import importing
+from fastmoll.interrupt import importing, open_streams, reader_gone
 from fastmoll.pipelines.errors import did_you_mean, in_words, nearest
 
 _OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": corrupt, "evaluate": evaluate, "report": report}
@@ -192,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 success, 1 ``check`` listed files or a run of ``sweep`` failed, 2 bad input, 130 interrupted, 143
         a ``sweep`` got a SIGTERM, 141 whoever read the output (``| head``) closed it.
     """
+    open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What a terminal's encoding lacks (σ, ×) must not end a check; a pipe's reader should see lines as they come.
         sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
@@ -201,9 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the interpreter as it ends
         return status
     except BrokenPipeError:
-        # The interpreter flushes once more as it ends, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return reader_gone()
 
 
 def _run(arguments: Sequence[str] | None) -> int:

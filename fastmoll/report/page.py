@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from PIL import Image
 
-from fastmoll.output import counted, replacing
+from fastmoll.output import replacing
+from fastmoll.pipelines.errors import counted
 from fastmoll.report.style import Figure, listed, slug
 from fastmoll.report.table import Table, as_text
 
