@@ -204,6 +204,8 @@ def run_check(
         counts = [f"{count} {_printable(what)}" for what, count in frequent]
         more = [f"{ignored.total()} in all"] if len(ignored) > _SHOWN else []
         sys.stdout.write(f"ignored in class folders: {', '.join(counts + more)}\n")
+    if split is None and splits == ["train"] and (data / "train").is_dir():
+        sys.stdout.write(f"no val folder in {_printable(str(data))}: a training is validated on its own images\n")
     classes = {name for folder in folders for name in folder.classes}
     verdict = f"{kinds['bad']} bad" if kinds["bad"] else "all decode"
     odd = f", {kinds['odd']} odd" if kinds["odd"] else ""

@@ -137,6 +137,14 @@ def test_a_tree_without_splits_is_checked_itself(tree, capsys, in_process):
     assert capsys.readouterr().out == "10 files in 2 classes: all decode\n"
 
 
+def test_a_tree_without_validation_images_is_told_what_a_training_makes_of_that(tree, capsys, in_process):
+    shutil.rmtree(tree / "val")
+    assert run_check(tree, threads=1) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == f"no val folder in {tree}: a training is validated on its own images"
+    assert last == "10 files in 2 classes: all decode"
+
+
 @pytest.mark.parametrize(
     ("lacking", "files", "message"),
     [
