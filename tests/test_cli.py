@@ -245,6 +245,7 @@ def test_help_loads_neither_torch_nor_dali():
 def test_what_the_words_alone_show_to_be_wrong_is_said_without_torch():
     messages = {
         "evaluate x --corruptions fogg": "'fogg'; did you mean fog?",
+        "evaluate x --mean 123 116 103 --std 58 57 57": "--mean must be in [0, 1], for pixels in [0, 1], got 123 116 103",
         "corrupt digits d --severities 7": "--severities must be 1 to 5, got 7",
         "sweep nope.toml": "nope.toml: no such file",
         "sweep paper.toml --task 0/3": "--task must be",

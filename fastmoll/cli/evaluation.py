@@ -20,7 +20,7 @@ from fastmoll.distributed import Process
 from fastmoll.kernels.checks import check_integer
 from fastmoll.kernels.frost_textures import frost_source
 from fastmoll.output import lock, say
-from fastmoll.pipelines import check_dali, check_standardisation
+from fastmoll.pipelines import check_dali
 from fastmoll.pipelines.corrupted import ARCHIVES, CorruptedSet, check_cells, open_corrupted
 from fastmoll.pipelines.errors import did_you_mean
 from fastmoll.pipelines.files import ImageFolder
@@ -178,11 +178,6 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in ("size", "threads"):
         if hasattr(args, name):
             check_integer(f"--{name}", getattr(args, name), 1)
-    if hasattr(args, "mean") != hasattr(args, "std"):
-        lacking = "--std" if hasattr(args, "mean") else "--mean"
-        raise ValueError(f"{lacking} must be given, too: --mean and --std belong together")
-    if hasattr(args, "mean"):
-        check_standardisation(args.mean, args.std)
     if args.predictions:
         check_parquet()
 

@@ -21,6 +21,7 @@ import fastmoll
 from fastmoll.cli import corrupt, evaluate, report
 from fastmoll.cli.options import name_option
 from fastmoll.interrupt import importing, open_streams, reader_gone
+from fastmoll.pipelines import check_standardisation
 from fastmoll.pipelines.errors import did_you_mean, in_words, nearest
 
 _OF_THEIR_OWN: Final[dict[str, Any]] = {"corrupt": corrupt, "evaluate": evaluate, "report": report}
@@ -180,6 +181,11 @@ def _check_words(command: str, args: argparse.Namespace) -> None:
         from fastmoll.pipelines.corrupted import check_cells
 
         check_cells(getattr(args, "corruptions", CORRUPTIONS), getattr(args, "severities", SEVERITIES))
+    if hasattr(args, "mean") != hasattr(args, "std"):
+        lacking = "--std" if hasattr(args, "mean") else "--mean"
+        raise ValueError(f"{lacking} must be given, too: --mean and --std belong together")
+    if hasattr(args, "mean"):
+        check_standardisation(args.mean, args.std)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
