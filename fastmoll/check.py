@@ -205,7 +205,7 @@ def run_check(
         more = [f"{ignored.total()} in all"] if len(ignored) > _SHOWN else []
         sys.stdout.write(f"ignored in class folders: {', '.join(counts + more)}\n")
     if split is None and splits == ["train"] and (data / "train").is_dir():
-        sys.stdout.write(f"no val folder in {_printable(str(data))}: a training is validated on its own images\n")
+        sys.stdout.write(f"no val folder in {_printable(str(data))}: the trainers do not start without one\n")
     classes = {name for folder in folders for name in folder.classes}
     verdict = f"{kinds['bad']} bad" if kinds["bad"] else "all decode"
     odd = f", {kinds['odd']} odd" if kinds["odd"] else ""

@@ -34,7 +34,7 @@ def open_streams() -> None:
     """Let what is said be lost where standard output or error is closed (``>&-``): it is no reason to stop working."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="backslashreplace"))
 
 
 def reader_gone() -> int:

@@ -347,12 +347,12 @@ class Mollify(nn.Module):
         return ", ".join(f"{name}={describe(value) if callable(value) else repr(value)}" for name, value in shown)
 
 
-# The arguments of the constructor.
 def _counter(seen: int) -> Tensor:
     with torch.inference_mode(False):  # outside of which a tensor that was made inside can't be changed
         return torch.tensor(seen, device="cpu")
 
 
+# The arguments of the constructor.
 _SETTINGS: Final = (
     "num_classes",
     "roles",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -21,6 +22,8 @@ from fastmoll.schedules import Table, blur_temperature, decay_of
 
 _COUNTER_BITS: Final = 32
 _COUNTING: Final = threading.Lock()
+# Else a process that is forked while a thread counts would wait for that thread, which it does not have.
+os.register_at_fork(before=_COUNTING.acquire, after_in_parent=_COUNTING.release, after_in_child=_COUNTING.release)
 
 
 class Settings(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 
@@ -40,12 +39,14 @@ def check_dali() -> None:
     Raises:
         ImportError: No DALI, or both of its builds, which overwrite each other's files.
     """
+    from importlib import metadata  # which the command line's --help should not wait for
+
     installed = []
     for name in _BUILDS:
         try:
-            importlib.metadata.version(name)
+            metadata.version(name)
             installed.append(name)
-        except importlib.metadata.PackageNotFoundError:
+        except metadata.PackageNotFoundError:
             continue
     if len(installed) > 1:
         raise ImportError(

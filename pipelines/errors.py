@@ -55,21 +55,31 @@ def counted(number: int, one: str, more: str | None = None) -> str:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names: ``"a, b, c, ..."``."""
-    return ", ".join([*names[:most], *["..."] * (len(names) > most)])
+    """The first of some names, and how many more there are: ``"a, b, c and 2 more"``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def nearest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
     """The known names that may have been meant by one that there is not; none where none is near.
 
-    Those are up to three that begin with it, else those that end in it after a dot; and, up to ``most`` in all, those
-    that are spelt much like it. Case, hyphens and underscores make no difference.
+    Those are up to three that begin with it, of more those that are spelt much like it, else those that end in it after
+    a dot; and, up to ``most`` in all, others that are spelt much like it. Case, hyphens and underscores make no
+    difference.
     """
     bare, name = {_bare(x): x for x in known}, _bare(str(name))
     begun = [x for x in bare if name and x.startswith(name)]
-    first = (begun if len(begun) <= 3 else []) or [x for x in bare if x.endswith(f".{name}")]
+    if len(begun) > 3:
+        begun = difflib.get_close_matches(name, begun, most, 0.75)
+    first = begun or [x for x in bare if x.endswith(f".{name}")]
     near = dict.fromkeys([*first, *difflib.get_close_matches(name, bare, most, 0.75)])
     return [bare[x] for x in near][: max(most, len(first))]
+
+
+def nearest_option(name: str, known: Iterable[str]) -> list[str]:
+    """`nearest` among options in groups: first up to three that are called so in another group, after its dot."""
+    known, (_, dot, last) = [*known], name.rpartition(".")
+    elsewhere = [x for x in known if dot and _bare(x).endswith(f".{_bare(last)}")]
+    return elsewhere if 0 < len(elsewhere) <= 3 else nearest(name, known)
 
 
 def _bare(name: str) -> str:

@@ -16,6 +16,7 @@ from PIL import Image
 import fastmoll.check
 from fastmoll.check import check_files, run_check
 from fastmoll.pipelines.diagnose import Finding, diagnose
+from fastmoll.pipelines.files import scan_split
 
 
 def write_images(folder: Path, count: int) -> list[Path]:
@@ -137,11 +138,13 @@ def test_a_tree_without_splits_is_checked_itself(tree, capsys, in_process):
     assert capsys.readouterr().out == "10 files in 2 classes: all decode\n"
 
 
-def test_a_tree_without_validation_images_is_told_what_a_training_makes_of_that(tree, capsys, in_process):
+def test_of_a_tree_without_validation_images_it_is_said_that_training_needs_them(tree, capsys, in_process):
     shutil.rmtree(tree / "val")
     assert run_check(tree, threads=1) == 0
     first, last = capsys.readouterr().out.splitlines()
-    assert first == f"no val folder in {tree}: a training is validated on its own images"
+    assert first == f"no val folder in {tree}: the trainers do not start without one"
+    with pytest.raises(ValueError, match="has no 'val' folder"):
+        scan_split(tree, "val")
     assert last == "10 files in 2 classes: all decode"
 
 

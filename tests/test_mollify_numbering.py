@@ -1,8 +1,12 @@
 """``Mollify`` without sample ids: images are numbered as they come, in each process by itself, and after a resume."""
 
 import io
+import os
 import pickle
+import signal
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 
@@ -11,6 +15,7 @@ import torch
 from mollify_batches import CLASSES, batch
 
 from fastmoll.mollify import Mollify
+from fastmoll.mollify_batch import _COUNTING
 
 
 def test_images_without_ids_are_numbered_as_they_come():
@@ -23,7 +28,7 @@ def test_images_without_ids_are_numbered_as_they_come():
         assert torch.equal(targets, want_targets)
 
 
-def test_threads_share_the_count(monkeypatch):
+def test_threads_share_the_count():
     mollify = Mollify(2, roles=(0, 0, 0, 1))
     images, labels = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
     before = sys.getswitchinterval()
@@ -34,6 +39,30 @@ def test_threads_share_the_count(monkeypatch):
     finally:
         sys.setswitchinterval(before)
     assert len(noises.flatten(1).unique(dim=0)) == 2000
+
+
+def test_a_process_that_is_forked_while_a_thread_counts_counts_too():
+    mollify, (images, labels, _) = Mollify(CLASSES), batch()
+    counting = threading.Event()
+
+    def count():
+        with _COUNTING:
+            counting.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    counting.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)  # which ends it
+            mollify(images, labels)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_one_that_was_made_for_inference_counts_outside_of_it():

@@ -31,12 +31,13 @@ Read = Callable[[list[str]], Config]
         ("--optim.lr=1e", "--optim.lr float '1e'"),
         ("--lr --compile", "--lr value"),
         ("--epochs 3.5", "--epochs int '3.5'"),
-        ("--optim.lr_batch x", "--optim.lr-batch None INT 'x'"),
+        ("--optim.lr_batch x", "--optim.lr-batch None or INT, got x ("),
         ("--optim.name adamW", "--optim.name 'sgd' 'adamw' 'adamW'"),
         ("--optim.betas 0.9", "--optim.betas 2 values"),
         ("--data.std 1 None 1", "--data.std None or FLOAT FLOAT FLOAT, got 1 None 1 ("),
         ("--mollify.roles --seed 1", "--mollify.roles FLOAT FLOAT FLOAT or nothing ("),
         ("--data.mean 1 2 3 /a", "--data.mean None or FLOAT FLOAT FLOAT, got 1 2 3 /a ("),
+        ("--mollify.sigma-max it's", "--mollify.sigma-max must be None or FLOAT, got it's ("),
         ("--output --help", "--output value"),
         ("--no-mollify=yes", "--no-mollify value 'yes'"),
     ],
@@ -57,6 +58,8 @@ def test_a_wrong_value_is_answered_in_one_line_with_what_is_allowed(
         ("--batchsize", "; did you mean --batch-size?"),
         ("--weight_decay", "; did you mean --optim.weight-decay?"),
         ("--mollify.sigma", "; did you mean --mollify.sigma-min or --mollify.sigma-max?"),
+        ("--optim.batch-size", "; did you mean --data.batch-size?"),
+        ("--data.epochs", "; did you mean --optim.epochs?"),
         ("-o", ""),
     ],
 )
@@ -179,3 +182,16 @@ def test_ctrl_c_while_numpy_is_imported_is_no_traceback(tmp_path: Path, command:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("script", [imagenet.__file__, small_images.__file__])
+def test_help_that_nobody_reads_is_no_traceback(script: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        gone = subprocess.run([sys.executable, script, "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writer)
+    assert (gone.returncode, gone.stderr) == (141, b"")
+    command = f"{sys.executable} {script} --help >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, get_type_hints
 
 import tyro
 
-from fastmoll.pipelines.errors import did_you_mean, nearest
+from fastmoll.pipelines.errors import did_you_mean, nearest_option
 from fastmoll.train.settings import Config, ImageNetConfig, Kind
 
 _OPTION: Final = re.compile(r"--[a-z]|-(?!inf|nan)[a-z]", re.IGNORECASE)  # and no negative number
@@ -52,7 +52,7 @@ def look(argv: Sequence[str] | None, default: Kind) -> Kind:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if _OPTION.match(word) and name not in known:
-            fail(f"there is no option {name}{did_you_mean(nearest(name, known))} {manual}")
+            fail(f"there is no option {name}{did_you_mean(nearest_option(name, known))} {manual}")
         if equals and name in known and known[name].off:
             fail(f"{name} must be without a value, got {value!r}")
     text = io.StringIO()
@@ -64,7 +64,7 @@ def look(argv: Sequence[str] | None, default: Kind) -> Kind:
         lines = (line.strip("│ ") for line in text.getvalue().splitlines()[1:])
         parts = itertools.groupby(lines, lambda line: bool(line.strip("─-")))
         message = next(" ".join(part) for worded, part in parts if worded)
-        message = re.sub(r"no type matching \{(.*)\} could be instantiated from \[(.*)\]\.?", _of_no_kind, message)
+        message = re.sub(r"no type matching (.*) could be instantiated from \[(.*)\]\.?", _of_no_kind, message)
         fail(f"{message.removeprefix('Error parsing ')} {manual}")
     if free:
         hint = [f"--data {free[0]}"] if "--data" in known and os.path.exists(free[0]) else []
@@ -73,8 +73,9 @@ def look(argv: Sequence[str] | None, default: Kind) -> Kind:
 
 
 def _of_no_kind(found: re.Match[str]) -> str:
-    words = " ".join(re.findall("'(.*?)'", found[2]))
-    return f"must be {found[1].replace('}|{', ' or ')}, got {words or 'nothing'}"
+    kinds = re.sub("[{}]", "", found[1].replace("|", " or "))
+    words = " ".join(word for _, word in re.findall(r"""(['"])(.*?)\1(?:, |$)""", found[2]))
+    return f"must be {kinds}, got {words or 'nothing'}"
 
 
 def typed(argv: Sequence[str] | None, kind: type[Config]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 import fastmoll
 from fastmoll.augment import parse_augment
 from fastmoll.models import check_model_name
-from fastmoll.pipelines.errors import did_you_mean, nearest
+from fastmoll.pipelines.errors import did_you_mean, nearest, nearest_option
 from fastmoll.pipelines.small import NAMES
 from fastmoll.sweep.places import DEFAULTS, Places, grid_name
 from fastmoll.sweep.settings import (
@@ -285,7 +285,8 @@ class _Sweep:
                 if name not in names:
                     known = [x for x in names if x not in (*OWN, *AXES.values())]
                     alike = [x for x in known if x.startswith(f"{name.rpartition('.')[0]}.")]
-                    self.fail_option(request, name, f"unknown option {name!r}{hint(name, known, alike or known)}")
+                    near = did_you_mean(nearest_option(name, known), f"; there are {', '.join(alike or known)}")
+                    self.fail_option(request, name, f"unknown option {name!r}{near}")
         answer = base if answer is None else answer
         if "error" in answer:
             message = answer["error"]
