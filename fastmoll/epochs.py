@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -36,10 +37,19 @@ class Epochs:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next ``for``; one that a restored state is in the middle of is kept.
 
+        Warns:
+            UserWarning: it is another one, so that the restored state is lost before a ``for`` went on from there.
+
         Raises:
             ValueError: ``epoch`` is not an integer in [0, 2^24).
         """
         epoch = check_integer("epoch", epoch, 0, 2**EPOCH_BITS)
+        if self._resuming and epoch != self.epoch:
+            warnings.warn(
+                f"set_epoch({epoch}) gives up the loaded state, which is in the middle of epoch {self.epoch}: begin "
+                "with the loader's epoch to go on from there",
+                stacklevel=3,
+            )
         if epoch != self.epoch or self.position == self.length:
             self._move(epoch, 0)
 

@@ -131,7 +131,11 @@ class ImageNetLoader(EpochLoader):
         if check_number("hw_decoder_load", hw_decoder_load, at_least=0.0) > 1:
             raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load}")
         check_choice("decoder", decoder, ("mixed", "cpu"))
-        check_choice("on_error", on_error, ("raise", "substitute") if train else ("raise",))
+        check_choice("on_error", on_error, ("raise", "substitute"))
+        if on_error == "substitute" and not train:
+            raise ValueError(
+                "on_error must be 'raise' in validation, whose figures are of all images, got 'substitute'"
+            )
         in_graph, on_batch, mix = _resolve_augment(augment, size, seed)
         self._on_batch = on_batch if train else None
         if fused is None:

@@ -361,7 +361,10 @@ def test_a_folder_in_use_or_of_another_evaluation_is_refused(
     message = fails(capsys, tmp_path / "w.pt", *arguments, *net)
     files = (re.escape(str(path)) for path in (trained / "model.pt", tmp_path / "w.pt"))
     assert re.search(
-        r"another checkpoint .*: it was \w+ of {} and is now \w+ of {}; .* --out DIR$".format(*files), message
+        r"another checkpoint .*: it was \w+ of {} and is now \w+ of {}; .* --out DIR, or delete this one$".format(
+            *files
+        ),
+        message,
     )
     assert cells(out) == before
 

@@ -14,7 +14,7 @@ from imagenet_loaders import Make, equal, ids, loader, stream
 from torch import Tensor
 
 import fastmoll
-from fastmoll.epochs import check_state
+from fastmoll.epochs import Epochs, check_state
 
 
 def saved(state: dict[str, Any]) -> Any:
@@ -48,6 +48,17 @@ def test_resumes_to_the_identical_stream(make_tree: Make, stop: int, shard: tupl
         second.set_epoch(second.epoch)  # as a trainer does
         rest += stream(second)
     assert equal(rest, expected[stop:])
+
+
+def test_a_loop_that_begins_anew_is_told_that_it_gives_up_the_loaded_state() -> None:
+    place = Epochs(5)
+    place.restore(2, 3)
+    place.set_epoch(2)
+    assert place.position == 3
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) gives up the loaded state, .* in the middle of epoch 2"):
+        place.set_epoch(0)
+    place.set_epoch(1)
+    assert (place.epoch, place.position) == (1, 0)
 
 
 def test_a_state_taken_between_epochs_after_set_epoch_resumes(make_tree: Make) -> None:

@@ -145,6 +145,7 @@ def test_the_lowest_of_each_column_is_bold_with_all_that_are_printed_like_it() -
         r"\textbf{8.0} $\pm$ 0.2",
         r"1.0 $\pm$ 0.2",  # nothing to compare it with
     ]
+    assert r"\caption{T. In bold: the lowest mean, whatever its deviation.}" in text
 
 
 def test_many_networks_of_one_row_each_share_a_table(tmp_path: Path) -> None:

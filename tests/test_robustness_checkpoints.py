@@ -150,6 +150,8 @@ def test_outputs_are_chosen_by_name_where_names_are_known(tmp_path: Path) -> Non
     assert ours.choose_outputs(["c", "a"], "x", ["a", "b", "c"], "f.txt") == (3, [2, 0])
     with pytest.raises(ValueError, match=r"--classes: f\.txt has 2 names, but .* has 3 outputs$"):
         ours.choose_outputs(["a"], "x", ["a", "b"], "f.txt")
+    with pytest.raises(ValueError, match=r"f\.txt has the classes of .* order: 'ship' in place of 'dog'$"):
+        ours.choose_outputs(["cat"], "x", ["cat", "ship", "dog"], "f.txt")
     # The names of arrays are numbers, of other classes in every data set.
     arrays = find_checkpoint(str(save(tmp_path / "b", small("--data", "/x"), ["0", "1", "2"], None)))
     assert arrays.choose_outputs(["0", "1", "2"], "x") == (3, None)

@@ -21,7 +21,7 @@ from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.corrupted import open_corrupted
 from fastmoll.pipelines.small import SmallData
 from fastmoll.robustness.loader import CorruptedLoader, cell_digests
-from fastmoll.robustness.stored_images import open_clean
+from fastmoll.robustness.stored_images import is_unsplit, open_clean
 from fastmoll.robustness.writer import write_corrupted
 
 Make = Callable[..., Path]
@@ -393,3 +393,11 @@ def test_every_file_of_another_size_or_time_is_seen_in_the_digest_of_its_cell_al
         # Archives keep whole seconds.
         os.utime(path, (int(status.st_atime), int(status.st_mtime)))
         assert digests() == before
+
+
+def test_class_folders_alone_are_those_of_the_training_too(tmp_path: Path) -> None:
+    for place in ("alone/a", "split/train/a", "split/val/a"):
+        (tmp_path / place).mkdir(parents=True)
+    np.save(tmp_path / "val.npy", np.zeros(1))
+    assert is_unsplit(tmp_path / "alone")
+    assert not any(is_unsplit(place) for place in (tmp_path / "split", tmp_path, Path("digits")))

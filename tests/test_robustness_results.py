@@ -29,7 +29,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_of_another_evaluation_is_refused_by_what_differs(tmp_path: Path) -> None:
     run(begun(tmp_path, seed=1), ALL[:2])
     with pytest.raises(
-        ValueError, match=r"with another seed: it was 1 and is now 2; choose another folder with --out DIR$"
+        ValueError,
+        match=r"with another seed: it was 1 and is now 2; choose another folder with --out DIR, or delete this one$",
     ):
         begun(tmp_path, seed=2)
     with pytest.raises(ValueError, match=r"with another image size: it was None and is now 48"):
@@ -68,7 +69,10 @@ def test_a_corruption_whose_images_were_replaced_is_refused_by_name_and_a_new_on
     with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): it was c and is now d; .* \(cp -a\)"):
         begun(tmp_path, {"fog-1": "a", "frost-1": "b", "frost-2": "d"}, of_files=True)
     # Arrays are told apart by their content alone.
-    with pytest.raises(ValueError, match=r"frost-2 \(digest of its images\): .* choose another folder with --out DIR$"):
+    with pytest.raises(
+        ValueError,
+        match=r"frost-2 \(digest of its images\): .* choose another folder with --out DIR, or delete this one$",
+    ):
         begun(tmp_path, {"frost-2": "d"})
 
 

@@ -41,7 +41,7 @@ from fastmoll.robustness.results import (
     is_imagenet,
     table,
 )
-from fastmoll.robustness.stored_images import StoredImages, open_clean
+from fastmoll.robustness.stored_images import StoredImages, is_unsplit, open_clean
 from fastmoll.scoring import image_dtype, is_mixed
 from fastmoll.weights import HeadError
 
@@ -106,6 +106,8 @@ def evaluate(process: Process, args: argparse.Namespace, names: Sequence[str] | 
             f"{num_classes} classes{'' if network.kept is None else f' of {network.outputs}'}, {len(images.cells)} "
             f"cells; standardised by {_triple(network.mean)} and {_triple(network.std)}; results in {results.out}",
         )
+        if not hasattr(args, "data") and is_unsplit(Path(images.data)):
+            say(process, f"warning: {images.data} has no val folder, so these are the images of the training")
         measure.measure(
             process,
             _same_model(process, network),

@@ -147,6 +147,7 @@ def _environment(table: Table, label: str) -> str:
     heads = [table.heads.get(name, (*[""] * (depth - 1), name)) for name in (table.columns[x] for x in shown)]
     below = sum(any(_has_deviation(row[x]) for row in table.rows) for x in shown) > _BESIDE
     best = _best(table)
+    bold = "In bold: the lowest mean, whatever its deviation." if best else ""
     body: list[str] = []
     rules = [column for column in shown if table.columns[column] in table.rules]
     before: list[Value] = []
@@ -163,7 +164,7 @@ def _environment(table: Table, label: str) -> str:
         [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{escape_latex(' '.join(filter(None, (f'{table.title}.', common, table.note))))}}}",
+            rf"\caption{{{escape_latex(' '.join(filter(None, (f'{table.title}.', common, table.note, bold))))}}}",
             rf"\label{{tab:{label}}}",
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{{align}}}",

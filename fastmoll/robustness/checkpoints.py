@@ -88,6 +88,12 @@ class Checkpoint:
         if names is not None:
             if self.num_classes not in (None, len(names)):
                 raise ValueError(self._other_names(len(names), file, self.num_classes))
+            differ = [pair for pair in zip(names, self.classes or (), strict=False) if pair[0] != pair[1]]
+            if differ and sorted(names) == sorted(self.classes or ()):
+                raise ValueError(
+                    f"--classes: {file} has the classes of {self.name}, which knows them, in another order: "
+                    f"{differ[0][0]!r} in place of {differ[0][1]!r}"
+                )
             kept = find_names(classes, names, file)
         elif self.classes is None or all(name.isdecimal() for name in self.classes):
             self._check_classes(classes, source)

@@ -153,7 +153,7 @@ class Results:
                         )
                     raise ValueError(
                         f"--out: {self.out} holds an evaluation with another {name}: it was {was} and is now {is_now}; "
-                        f"choose another folder with --out DIR{also}"
+                        f"choose another folder with --out DIR, or delete this one{also}"
                     )
             self.environment, self._images = there.environment, {**there._images, **self._images}
         (self.out / "cells").mkdir(parents=True, exist_ok=True)

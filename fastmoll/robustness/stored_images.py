@@ -211,6 +211,11 @@ def _check_split(place: Path, split: str) -> None:
         raise ValueError(f"split: {place} has no folder {split!r}{names}")
 
 
+def is_unsplit(place: Path) -> bool:
+    """Whether a folder has class folders, and none for validation: a training on it is validated on the same images."""
+    return _is_tree(place, "val") and split_folder(place, "val") == place
+
+
 def _is_tree(place: Path, split: str) -> bool:
     """Whether a path has neither of the layouts that small images come in, so that it should have class folders."""
     if not place.is_dir() or find_cifar(place) is not None or find_tiny(place) is not None:
