@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from learners import TIMM
 from processes import run
 
 from fastmoll.train import imagenet, small_images
+from fastmoll.train.folder import finished
+from fastmoll.train.settings import ImageNetConfig
 
 SETTINGS = [
     *("--net", "mobilenet_v3_small", "--epochs", "1", "--batch-size", "4", "--optim.accumulate", "4", "--mollify"),
@@ -149,3 +154,17 @@ def test_options_of_a_mollification_that_is_off_are_said_to_do_nothing(
     assert said in capsys.readouterr().out
     assert small_images.main([*arguments, str(tmp_path / "on"), *off, "--mollify"]) == 0
     assert "without --mollify" not in capsys.readouterr().out
+
+
+def test_of_a_finished_run_it_is_said_what_images_it_was_on_where_others_are_given(tmp_path: Path) -> None:
+    def config(path: str) -> ImageNetConfig:
+        return replace(ImageNetConfig(), data=replace(ImageNetConfig().data, path=Path(path)))
+
+    settings = {**config("mine").plain(), "resolved": {"steps_per_epoch": 1, "world_size": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    figures = {"error": 0.25, "nll": 1.0, "ece": 0.1}
+    result = {"steps": settings["optim"]["epochs"], "validation": figures}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    for path, other in (("mine", ""), ("./mine", ""), (os.path.abspath("mine"), ""), ("/x", " on mine, not /x")):
+        said = finished(tmp_path, config(path), 1)
+        assert said is not None and re.search(rf"is finished, after \d+ steps{other}: error 25", said)

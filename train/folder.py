@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ def finished(output: Path, config: Config, world_size: int) -> str | None:
             f"--run.output: {output} holds a finished run with other settings: {changed}; choose another folder"
         )
     steps = counted(total, "step") if done == total else f"the {done} of {counted(total, 'step')} that are asked for"
-    return f"the run in {output} is finished, after {steps}: {result}"
+    before, path = (str(settings["data"]["path"]) for settings in (saved, now))  # which may have been moved
+    other = f" on {before}, not {path}" if os.path.abspath(before) != os.path.abspath(path) else ""
+    return f"the run in {output} is finished, after {steps}{other}: {result}"
 
 
 def _ended(output: Path) -> tuple[dict[str, Any], str, int, int] | None:
