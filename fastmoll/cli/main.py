@@ -181,11 +181,11 @@ def _check_words(command: str, args: argparse.Namespace) -> None:
         from fastmoll.pipelines.corrupted import check_cells
 
         check_cells(getattr(args, "corruptions", CORRUPTIONS), getattr(args, "severities", SEVERITIES))
-    if hasattr(args, "mean") != hasattr(args, "std"):
-        lacking = "--std" if hasattr(args, "mean") else "--mean"
-        raise ValueError(f"{lacking} must be given, too: --mean and --std belong together")
-    if hasattr(args, "mean"):
-        check_standardisation(args.mean, args.std)
+        if hasattr(args, "mean") != hasattr(args, "std"):
+            lacking = "--std" if hasattr(args, "mean") else "--mean"
+            raise ValueError(f"{lacking} must be given, too: --mean and --std belong together")
+        if hasattr(args, "mean"):
+            check_standardisation(args.mean, args.std)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
