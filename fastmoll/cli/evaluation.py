@@ -106,7 +106,9 @@ def evaluate(process: Process, args: argparse.Namespace, names: Sequence[str] | 
             f"{num_classes} classes{'' if network.kept is None else f' of {network.outputs}'}, {len(images.cells)} "
             f"cells; standardised by {_triple(network.mean)} and {_triple(network.std)}; results in {results.out}",
         )
-        if not hasattr(args, "data") and is_unsplit(Path(images.data)):
+        # A name of data is not a folder that happens to be called so.
+        own = not hasattr(args, "data") and clean.root.resolve() == Path(images.data).resolve()
+        if own and is_unsplit(clean.root):
             say(process, f"warning: {images.data} has no val folder, so these are the images of the training")
         measure.measure(
             process,
