@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fastmoll.kernels import philox
 from fastmoll.kernels.checks import check_integer, check_tensor
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES, constants
+from fastmoll.kernels.draw import SEED_OFFSET, as_int64
 from fastmoll.kernels.image_ops import upload
 from fastmoll.pipelines.errors import did_you_mean, nearest
 
@@ -25,7 +26,8 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0, in
 
     What is drawn for an image depends on (seed, sample id, corruption, severity) alone: the picture is the same in any
     order, batch or process, and on another device to within one grey level. The constants are those published for the
-    size nearest to the images' shorter side: see :mod:`fastmoll.kernels.corruption_constants`.
+    size nearest to the images' shorter side: see :mod:`fastmoll.kernels.corruption_constants`. Code that is being
+    compiled sees one operator, ``fastmoll::corrupt``, which runs the same eager code.
 
     Args:
         images: uint8 ``(B, 3, H, W)``, red, green, blue, on any device. For ImageNet-C's pictures they are resized to
@@ -42,6 +44,13 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0, in
     Raises:
         ValueError: an argument outside the ranges above; an unknown corruption.
     """
+    if torch.compiler.is_compiling():
+        result: Tensor = _operator(images, index, corruption=corruption, severity=severity, seed=as_int64(seed))
+        return result
+    return _run(images, corruption, severity, seed, index)
+
+
+def _run(images: Tensor, corruption: str, severity: int, seed: int, index: Tensor | None) -> Tensor:
     check_tensor("images", images, (None, 3, None, None), (torch.uint8,), None)
     for side, size in zip(("height", "width"), images.shape[2:], strict=True):
         check_integer(f"{side} of images", size, 1)
@@ -56,3 +65,14 @@ def corrupt(images: Tensor, corruption: str, severity: int, *, seed: int = 0, in
         importlib.import_module(f"fastmoll.kernels.corrupt_{_GROUP[corruption]}"), corruption
     )
     return function(images, severity, seed=seed, index=upload(index, images.device))
+
+
+# CUDA graphs leave it out: some corruptions make tables on the host.
+@torch.library.custom_op("fastmoll::corrupt", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _operator(images: Tensor, index: Tensor | None, *, corruption: str, severity: int, seed: int) -> Tensor:
+    return _run(images, corruption, severity, seed + SEED_OFFSET, index)
+
+
+@_operator.register_fake
+def _(images: Tensor, index: Tensor | None, **_: Any) -> Tensor:
+    return torch.empty_like(images, memory_format=torch.contiguous_format)

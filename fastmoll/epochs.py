@@ -79,7 +79,7 @@ class Epochs:
         Raises:
             ValueError: there is no such place.
         """
-        epoch = check_integer("state's epoch", epoch, 0)
+        epoch = check_integer("state's epoch", epoch, 0, 2**EPOCH_BITS + 1)
         position = check_integer("state's position", position, 0, self.length + 1)
         if position == self.length:
             epoch, position = epoch + 1, 0

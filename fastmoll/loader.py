@@ -18,7 +18,7 @@ from fastmoll.kernels.checks import check_choice, check_integer, check_number, c
 from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.mollify import with_mix
 from fastmoll.pipelines import MEAN, STD, check_dali
-from fastmoll.pipelines.files import scan_folder
+from fastmoll.pipelines.files import scan_folder, warn_of_shift
 from fastmoll.placement import resolve_device, resolve_rank, threads
 
 _STATE_VERSION = 2
@@ -116,6 +116,9 @@ class ImageNetLoader(EpochLoader):
             ValueError: A bad argument, an unusable data folder, fewer samples than ranks, fewer than one batch a rank
                 in training, ``mollify.num_classes`` other than the number of class folders, or a GPU asked for and
                 absent.
+
+        Warns:
+            UserWarning: A label of this split is another class than in the folder ``train`` beside it.
         """
         self._device = resolve_device(device)
         rank, world_size = resolve_rank(rank, world_size)
@@ -156,6 +159,8 @@ class ImageNetLoader(EpochLoader):
         self.root = self._folder.root
         self.classes = self._folder.classes
         self.num_samples = len(self._folder)
+        if split != "train":
+            warn_of_shift(root, self.classes, self.root)
         first, end, length = share_out(self.root, self.num_samples, rank, world_size, batch_size, train=train)
         self._mollify, self._after = with_mix(mollify, mix if train else None, len(self.classes), seed, self.root)
         self._shard_size, self._batch_size = end - first, batch_size
@@ -331,7 +336,7 @@ class ImageNetLoader(EpochLoader):
             ValueError: Not a loader's state, or one of another data set, seed or set-up, or of another rank or batch
                 size than ``state`` may be of; the message names what differs.
         """
-        from fastmoll.pipelines.stream import Position, unpack
+        from fastmoll.pipelines.stream import Position, bytes_of, unpack
 
         states, same = states_for(state, self.state_dict())
         own = states[0]
@@ -340,16 +345,16 @@ class ImageNetLoader(EpochLoader):
         seen = np.zeros(self.num_samples, bool)
         middle = self._config.train and 0 < position < len(self)
         for one in states if middle else ():
-            seen |= unpack(bytes(one["seen"].tolist()), self.num_samples)
+            seen |= unpack(bytes_of(one, "seen"), self.num_samples)
         if same:
             stream = Position.from_state(own, len(self))
         elif middle:
             stream = Position(epoch, epoch, position, without=np.packbits(seen).tobytes())
         else:
             stream = Position(epoch, epoch, 0)  # `seek` moves it on where the epoch was done
+        self._place.restore(epoch, position)
         self._stream.restore(stream)
         self._seen = seen
-        self._place.restore(epoch, position)
 
 
 def _resolve_augment(

@@ -12,6 +12,7 @@ from torchmetrics import Metric
 
 from fastmoll.kernels.checks import FLOATING, INTEGER, check_integer, check_tensor, check_values
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
+from fastmoll.pipelines.errors import some
 
 __all__ = ["ClassificationMetrics", "calibration_error", "mean_corruption_error"]
 
@@ -106,8 +107,11 @@ class ClassificationMetrics(Metric):
                 (checked on the CPU only: on a GPU the look would wait for the device, and an out-of-range label stops
                 the kernel instead).
         """
-        classes = self._num_classes if len(self.samples) else None
-        check_tensor("logits", logits, (None, classes), FLOATING, None)
+        check_tensor("logits", logits, (None, None), FLOATING, None)
+        classes = self._num_classes if len(self.samples) else logits.shape[1]
+        if logits.shape[1] != classes:
+            got = tuple(logits.shape)
+            raise ValueError(f"logits must have shape (B, {classes}) as in the batches before, got {got}")
         check_tensor("labels", labels, (len(logits),), (torch.int64,), None)
         if index is not None:
             check_tensor("index", index, (len(logits),), INTEGER, None)
@@ -198,7 +202,13 @@ def mean_corruption_error(cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> d
 
     Args:
         cells: For each corruption, its severities' figures, ``"error"`` among them.
+
+    Raises:
+        ValueError: A corruption is missing, or has no severities.
     """
+    missing = [name for name in CORRUPTIONS if not cells.get(name)]
+    if missing:
+        raise ValueError(f"cells must have figures of every corruption, got none of {some(missing)}")
     ratios = [statistics.fmean(cell["error"] for cell in cells[name]) / ALEXNET[name] for name in CORRUPTIONS]
     return {"value": 100 * statistics.fmean(ratios), "baseline": "AlexNet"}
 
@@ -214,7 +224,10 @@ def _in_order(samples: Tensor, ids: Tensor) -> Tensor:
     if not known.any():
         return samples
     if not known.all():
-        raise ValueError(f"index must be given for all batches or for none, and be at least 0; got {int(ids.min())}")
+        raise ValueError(
+            f"index must be given for all batches or for none, and be at least 0, got it for {int(known.sum())} of "
+            f"{len(ids)} samples"
+        )
     ids, order = ids.sort(stable=True)
     again = ids[1:] == ids[:-1]
     if again.any():

@@ -219,7 +219,7 @@ class Mollify(nn.Module):
             epoch: int in [0, ⌊2^24 / M⌋), ``M`` being ``draws``, or an int64 scalar tensor on the CPU; default: 0, in
                 which an ``index`` of the data set gets the same draws each time that it comes.
             inplace: ``images`` may be overwritten with the result, which on a CPU saves the cost of fresh memory; not
-                done in code that is compiled.
+                done in code that is compiled, nor to images whose elements share memory.
 
         Returns:
             images: ``(M·B, C, H, W)``, dtype, device and memory format of ``images``; a new tensor unless ``inplace``.
@@ -297,8 +297,6 @@ class Mollify(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | SoftLabels]:
         """What a compiler sees: one operator, which calls :func:`mollify_batch` with this module."""
-        if torch.compiler.is_exporting():  # the program would know it by a number that is another's elsewhere
-            raise ValueError("Mollify can't be exported: export the network, which needs none outside of training")
         if images.is_meta and not torch.compiler.is_compiling():  # for which the operator calls nothing
             check_batch(self, images, labels, index, epoch)
         result = mollify_operator(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastmoll.kernels.batch_tail import batch_tail, check_device, choose_backend
-from fastmoll.kernels.checks import check_integer, check_labels, check_tensor, installed
+from fastmoll.kernels.checks import check_integer, check_labels, check_tensor, installed, overlaps
 from fastmoll.kernels.cosine_noise import cosine_noise
 from fastmoll.kernels.draw import BLUR, NOISE, PURE_NOISE
 from fastmoll.kernels.heat_blur import heat_blur
@@ -98,6 +98,7 @@ def mollify_batch(
     mixed = settings.draw_mix(index, epoch, height=height, width=width)
     if mixed is not None:
         mixed = mixed.on(device)
+    inplace = inplace and not overlaps(images)
     options = pixels or {"dtype": dtype, "memory_format": layout_of(images)}
     if not fused and mixed is not None:
         images = mix_images(images.to(torch.promote_types(dtype, torch.float32)), **mixed.of_images())

@@ -65,6 +65,9 @@ def _(
     draws: int,
     **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if torch.compiler.is_exporting():  # asked in code that Dynamo traces, older versions of torch always say yes
+        # The program would know the module by a number that is another's elsewhere.
+        raise ValueError("Mollify can't be exported: export the network, which needs none outside of training")
     batch, *size = images.shape
     batch *= draws
     shape = (batch, size[2], size[0], size[1]) if images.dtype == torch.uint8 else (batch, *size)

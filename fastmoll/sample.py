@@ -6,10 +6,13 @@ left of that line and validation crops from the right, so no pixel of one is in 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import random
+import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,7 @@ _HEIGHT = 480  # of a photograph before it is cropped, at most: larger ones woul
 _QUALITY = 90
 # A change of what is written needs a new name, or old caches are taken for it.
 _NAME = "sample-v1"
+_STALE = 3600  # seconds
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,10 @@ def sample_folder(cache: Path | None = None) -> Path:
     if cache is None:
         cache = cache_home()
     folder = cache / _NAME
+    for left in cache.glob(f"{_NAME}.????????"):  # of processes that were killed: it is a matter of seconds
+        with contextlib.suppress(OSError):  # another one was quicker
+            if left.stat().st_mtime < time.time() - _STALE:
+                shutil.rmtree(left)
     if not folder.is_dir():
         sources = [_locate(photograph) for photograph in PHOTOGRAPHS]
         cache.mkdir(parents=True, exist_ok=True)

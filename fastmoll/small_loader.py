@@ -17,6 +17,7 @@ from fastmoll.kernels.batch_tail import DTYPES, batch_tail
 from fastmoll.kernels.checks import check_choice, check_integer, check_triple
 from fastmoll.kernels.soft_labels import SoftLabels
 from fastmoll.mollify import with_mix
+from fastmoll.pipelines.files import warn_of_shift
 from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.placement import resolve_device, resolve_rank
 
@@ -109,6 +110,9 @@ class SmallImageLoader(EpochLoader):
             ValueError: A bad argument, unusable data, fewer samples than ranks, fewer than one batch a rank in
                 training, ``mollify.num_classes`` other than the number of classes, or a GPU asked for and absent.
             ImportError: The digits without scikit-learn.
+
+        Warns:
+            UserWarning: A label of this split is another class than in the folder ``train`` beside it.
         """
         self._device = resolve_device(device)
         self._rank, self._world_size = resolve_rank(rank, world_size)
@@ -125,6 +129,8 @@ class SmallImageLoader(EpochLoader):
         self.root = self.data.root
         self.classes = self.data.classes
         self.num_samples = len(self.data)
+        if not isinstance(data, SmallData) and self.data.name is None and split != "train":
+            warn_of_shift(data, self.classes, self.root)
         if mean is None or std is None:
             if isinstance(data, SmallData) and not self._train and data.name is None:
                 raise ValueError(f"mean and std must be given for {self.root}: those of the training images")

@@ -149,6 +149,17 @@ def check_no_grad(name: str, value: Tensor) -> None:
         )
 
 
+def overlaps(tensor: Tensor) -> bool:
+    """Whether elements may share memory, as those of expanded tensors and of sliding windows do, by the strides."""
+    reach = 0  # the last place of the dimensions so far
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
 def check_temperature(name: str, t: Tensor, shape: Shape | None, device: torch.device | None) -> None:
     """Raise ``ValueError`` unless ``t`` is a floating-point tensor of this shape with values in [0, 1]."""
     check_tensor(name, t, shape, FLOATING, device)

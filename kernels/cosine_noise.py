@@ -19,7 +19,8 @@ def cosine_noise(x: Tensor, t: Tensor, *, seed: int = 0, epoch: int = 0, index: 
 
     ``ε`` is a function of (seed, epoch, sample id) alone: normal ``(h * W + w) * C + c`` of the sample's ``NOISE``
     stream (see :mod:`fastmoll.kernels.philox`) belongs to row ``h``, column ``w``, channel ``c``, whatever the memory
-    format of ``x``. Nothing is clipped. ``t = 0`` returns the image itself, ``t = 1`` returns ``ε``.
+    format of ``x``. Nothing is clipped. ``t = 0`` returns the image itself, ``t = 1`` returns ``ε``, but NaN
+    for a pixel that is not finite.
 
     Args:
         x: standardised images ``(B, C, H, W)``; float16, bfloat16, float32 or float64; contiguous or channels-last.

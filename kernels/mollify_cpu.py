@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fastmoll.kernels import philox, recycled
-from fastmoll.kernels.checks import check_images, check_temperature, check_tensor, check_values
+from fastmoll.kernels.checks import check_images, check_temperature, check_tensor, check_values, overlaps
 from fastmoll.kernels.draw import BLUR, CLEAN, NOISE, PURE_NOISE
 from fastmoll.kernels.heat_blur import checked_blur_scale, cosine_table, resolve_scales
 
@@ -58,7 +58,7 @@ def mollify_cpu(
 
     Equal to :func:`fastmoll.kernels.cosine_noise.cosine_noise` on images of role noise, to
     :func:`fastmoll.kernels.heat_blur.heat_blur` on those of role blur, within 1e-5 for standardised images; clean
-    images are copied, pure noise replaces an image whatever ``t`` says.
+    images are copied, pure noise replaces an image whatever ``t`` says (a pixel that is not finite by NaN).
 
     Args:
         x: standardised images ``(B, C, H, W)`` on the CPU; float16, bfloat16 or float32. Contiguous and channels-last
@@ -72,7 +72,7 @@ def mollify_cpu(
         sigma_max: blur scale at ``t = 1``, in pixels, at least ``sigma_min``; default: the width ``W``, or
             ``sigma_min`` for images narrower than that.
         out: where to write: a tensor with the shape, dtype and strides of ``x``, or ``x`` itself, which saves copies
-            of clean images.
+            of clean images; no two elements may share memory.
 
     Returns:
         ``out``, or a new tensor with the shape, dtype and memory format of ``x``; a large one takes the memory of an
@@ -95,6 +95,8 @@ def mollify_cpu(
         check_tensor("out", out, tuple(x.shape), (x.dtype,), x.device)
         if out.stride() != x.stride() or out.requires_grad:
             raise ValueError(f"out must have x's strides {x.stride()} and no gradient, got {out.stride()}")
+        if overlaps(out):
+            raise ValueError(f"out must have memory of its own for each element, got strides {out.stride()}")
     # Dynamo would trace the NumPy calls as tensors. Not a decorator: that imports Dynamo, and with it Triton.
     run = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run  # type: ignore[no-untyped-call]
     with torch.no_grad():

@@ -63,8 +63,8 @@ def nearest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
     """The known names that may have been meant by one that there is not; none where none is near.
 
     Those are up to three that begin with it, of more those that are spelt much like it, else those that end in it after
-    a dot; and, up to ``most`` in all, others that are spelt much like it. Case, hyphens and underscores make no
-    difference.
+    a dot; and, up to ``most`` in all, others that are spelt much like it; without any, the longest that it begins with.
+    Case, hyphens and underscores make no difference.
     """
     bare, name = {_bare(x): x for x in known}, _bare(str(name))
     begun = [x for x in bare if name and x.startswith(name)]
@@ -72,7 +72,8 @@ def nearest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
         begun = difflib.get_close_matches(name, begun, most, 0.75)
     first = begun or [x for x in bare if x.endswith(f".{name}")]
     near = dict.fromkeys([*first, *difflib.get_close_matches(name, bare, most, 0.75)])
-    return [bare[x] for x in near][: max(most, len(first))]
+    whole = [x for x in bare if len(x) > 2 and re.match(rf"{re.escape(x)}(?!\.)", name)]
+    return [bare[x] for x in near or sorted(whole, key=len)[-1:]][: max(most, len(first))]
 
 
 def nearest_option(name: str, known: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import time
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,7 +73,7 @@ def split_folder(root: str | os.PathLike[str], split: str) -> Path:
         ValueError: ``split`` is not the name of a folder, ``root`` is not a folder, or holds other splits but not this
             one, or none, and ``split`` is none of `SPLITS`.
     """
-    if split in ("", ".", "..") or "/" in split:
+    if not isinstance(split, str) or split in ("", ".", "..") or "/" in split:
         # An empty one would be `root` itself, whatever splits that has.
         raise ValueError(f"split must be the name of a folder, got {split!r}")
     folder = Path(root)
@@ -164,9 +165,7 @@ def _locate(root: str | os.PathLike[str], split: str) -> Path:
 
 
 def _walk(folder: Path) -> tuple[ImageFolder, dict[str, list[int]], Counter[str]]:
-    # Folders whose name begins with a dot are tools' (.ipynb_checkpoints), never classes.
-    with os.scandir(folder) as entries:
-        classes = sorted(e.name for e in entries if _is_folder(e) and not e.name.startswith("."))
+    classes = _classes(folder)
     if not classes:
         raise ValueError(f"data folder {folder} has no class folders: expected {folder}/<class>/<image>.JPEG")
     top = folder.stat()
@@ -201,6 +200,12 @@ def _walk(folder: Path) -> tuple[ImageFolder, dict[str, list[int]], Counter[str]
     if empty:
         raise ValueError(f"data folder {folder} has class folders without an image: {some([*map(repr, empty)], 10)}")
     return ImageFolder(folder, classes, paths, np.asarray(targets, dtype=np.int64)), stamps, ignored
+
+
+def _classes(folder: Path) -> list[str]:
+    # Folders whose name begins with a dot are tools' (.ipynb_checkpoints), never classes.
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if _is_folder(e) and not e.name.startswith("."))
 
 
 def _stamp(status: os.stat_result) -> list[int]:
@@ -247,6 +252,36 @@ def check_classes(training: list[str], validation: list[str], where: str) -> Non
     odd = sorted({*training} ^ {*validation})
     if odd:
         raise ValueError(f"{where} have other classes, for example {some(odd, 5)}")
+
+
+def warn_of_shift(root: str | os.PathLike[str], classes: list[str], where: Path) -> None:
+    """Warn where a label of a split does not mean what it does in training, whose folder lies beside it.
+
+    A split of the first of the training classes is all right.
+
+    Args:
+        root: What `split_folder` was given: the data folder, or that of the split itself.
+        classes: Class names of the split, sorted.
+        where: Where they are.
+
+    Warns:
+        UserWarning: Names the first label with two meanings, where whoever called the caller is.
+    """
+    folder = Path(root).absolute()
+    training = (folder.parent if folder.name in SPLITS else folder) / "train"
+    try:
+        known = _classes(training)
+    except OSError:  # mostly there is none
+        return
+    for label, name in enumerate(classes if known else ()):
+        other = known[label] if label < len(known) else None
+        if name != other:
+            warnings.warn(
+                f"labels are positions among the {len(classes)} classes of {where}, which are not those of {training}: "
+                f"{label} is {name!r} here, {'nothing' if other is None else repr(other)} there",
+                stacklevel=3,
+            )
+            return
 
 
 def check_several(classes: list[str]) -> None:

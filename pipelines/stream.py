@@ -20,7 +20,7 @@ from nvidia.dali import Pipeline
 from PIL import Image
 from torch import Tensor
 
-from fastmoll.kernels.checks import check_integer
+from fastmoll.kernels.checks import check_integer, check_tensor
 from fastmoll.pipelines import imagenet
 from fastmoll.pipelines.diagnose import diagnose_files
 from fastmoll.pipelines.errors import BadImageError, BadImageWarning
@@ -65,14 +65,23 @@ class Position:
             check_integer(f"state's stream_{name}", state[f"stream_{name}"], 0, end)
             for name, end in (("born", None), ("epoch", None), ("batch", length + 1))
         )
-        parts = ("checkpoint", "epoch_start", "without")
-        found = cls(born, epoch, batch, *(bytes(state[f"stream_{name}"].tolist()) or None for name in parts))
+        parts = (f"stream_{name}" for name in ("checkpoint", "epoch_start", "without"))
+        found = cls(born, epoch, batch, *(bytes_of(state, part) or None for part in parts))
         place, begun = (state["epoch"], state["position"]), found.checkpoint is not None or found.without is not None
         if (place[1] and place != (epoch, batch)) or (batch and not begun):
-            raise ValueError(
-                f"loader state contradicts itself: batch {place[1]} of epoch {place[0]}, stream at {found}"
-            )
+            where = f"stream at batch {batch} of epoch {epoch}{'' if begun else ' without a checkpoint'}"
+            raise ValueError(f"loader state contradicts itself: batch {place[1]} of epoch {place[0]}, {where}")
         return found
+
+
+def bytes_of(state: dict[str, Any], part: str) -> bytes:
+    """What a uint8 tensor in a loader's state holds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    check_tensor(f"state's {part}", state[part], (None,), (torch.uint8,), None)
+    return bytes(state[part].tolist())
 
 
 def _packed(value: int | bytes | None) -> int | Tensor:
@@ -132,6 +141,14 @@ class Stream:
         self._replaced: dict[int, int] = {}
         self._pipeline: Pipeline | None = None
         self.position = Position(0, 0, 0)
+        _STREAMS.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pipeline can't be copied: a copy stands at the same place, and builds its own.
+        return {**self.__dict__, "_pipeline": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         _STREAMS.add(self)
 
     def restore(self, position: Position) -> None:

@@ -135,6 +135,18 @@ def assert_close(result, exact, tolerance):
         assert error < tolerance, f"image {i}: relative error {error:.2e}"
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_pixel_that_is_no_number_is_none_in_any_role_nor_backend(value):
+    x = torch.randn(4, 3, 9, 8)
+    x[:, 1, 2, 3] = value
+    arguments = {"role": torch.tensor([CLEAN, NOISE, BLUR, PURE], dtype=torch.int8), "t": torch.full((4,), 0.5)}
+    tail = checked(x, torch.channels_last, torch.float32, **arguments, index=torch.arange(4))
+    results = [batch_tail_torch(tail, compiled=compiled).cpu() for compiled in (False, True)]
+    for result in (*results, triton_tail(x, **arguments, index=torch.arange(4))):
+        assert not result[:, 1, 2, 3].isfinite().any()
+        assert result[[0, 1, 3], 0].isfinite().all()
+
+
 SHAPES = [(1, 1), (1, 37), (37, 1), (9, 13), (32, 32), (33, 70), (65, 64)]
 
 

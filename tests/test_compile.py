@@ -8,7 +8,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from fastmoll import corruptions as corruptions_module
 from fastmoll import mollify as mollify_module
+from fastmoll.corruptions import corrupt
 from fastmoll.kernels import batch_tail as batch_tail_module
 from fastmoll.kernels import draw_triton
 from fastmoll.kernels.batch_tail import batch_tail
@@ -281,6 +283,22 @@ def test_the_parts_have_no_graph_break_where_sizes_change():
     for batch in (4, 5):
         role, t = torch.ones(batch, dtype=torch.int8), torch.rand(batch)
         torch.testing.assert_close(decay(role, t), label_decay(role, t))
+
+
+@pytest.mark.filterwarnings("error:Dynamo detected a call to a")
+@pytest.mark.parametrize("name", ["glass_blur", "elastic_transform", "motion_blur"])
+def test_corruptions_are_one_operator_whatever_sizes_and_seed(name):
+    compiled = Whole(lambda images, seed: corrupt(images, name, 3, seed=seed))
+    for seed, (batch, height, width) in enumerate(((4, 32, 32), (6, 32, 32), (5, 40, 33), (3, 36, 48)), 2**64 - 4):
+        x = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8)
+        assert torch.equal(compiled(x, seed), corrupt(x, name, 3, seed=seed))
+    assert compiled.graphs <= 4
+    with pytest.raises(ValueError, match=r"index must have shape \(3\), got \(1,\)"):
+        Whole(lambda images: corrupt(images, name, 3, index=torch.zeros(1, dtype=torch.int64)))(x)
+    options = {"corruption": name, "severity": 3, "seed": -3}
+    torch.library.opcheck(
+        corruptions_module._operator, (x.contiguous(memory_format=torch.channels_last), None), options
+    )
 
 
 def test_images_that_require_grad_are_refused_while_compiling():

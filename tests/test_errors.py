@@ -15,6 +15,8 @@ from fastmoll.pipelines.errors import nearest, nearest_option, some
         # Of many that begin with it those like it, before others that are as much like it.
         ("resnet", ["tresnet_m", "resnet18", "resnet34", "resnet50", "resnet101_v2"], ["resnet50"]),
         ("fc+", ["fc", "fc+auto", "fc+rand", "fc+mixup", "fc+cutmix"], ["fc"]),
+        ("--augmentation", ["--aug", "--augment", "--data.augment"], ["--augment"]),
+        ("--mollify.alpha", ["--mollify"], []),
         ("noise", ["shot_noise", "fog"], []),
         ("", ["fog", "snow"], []),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import shutil
+import warnings
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ import fastmoll
         ({"device": "tpu"}, "device must be .* got 'tpu'"),
         ({"device": "mps"}, "device must be .* got 'mps'"),
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 2\), got 2"),
+        ({"split": 3}, "split must be the name of a folder, got 3"),
         ({"rank": 1}, "rank and world_size belong together"),
         ({"rank": 0, "world_size": 18}, "17 samples for 18 ranks"),
         ({"split": "val", "rank": 0, "world_size": 18}, "17 samples for 18 ranks"),
@@ -53,6 +56,28 @@ import fastmoll
 def test_bad_arguments_are_named_before_work_starts(make_tree: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loader(make_tree(17), **options)
+
+
+@pytest.mark.parametrize("as_root", [False, True])
+def test_a_label_that_is_another_class_in_training_is_named(make_tree: Make, as_root: bool) -> None:
+    make_tree(4, classes=4, name="all/train")
+    root = make_tree(4, classes=4, name="all/val").parent
+    place = root / "val" if as_root else root
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for lacking in (None, "class3"):  # the first of the classes have the labels of training
+            if lacking is not None:
+                shutil.rmtree(root / "val" / lacking)
+            loader(place, split="val", batch_size=1)
+    shutil.rmtree(root / "val" / "class1")
+    with pytest.warns(UserWarning, match="the 2 classes of .*val, .* of .*train: 1 is 'class2' here, 'class1' there$"):
+        loader(place, split="val", batch_size=1)
+    for name in ("class1", "class2", "class3"):
+        shutil.rmtree(root / "train" / name)
+    shutil.copyfile(root / "val/class0/0000.jpg", root / "val/class2/0002.jpg")  # small images are of one size
+    with pytest.warns(UserWarning, match="1 is 'class2' here, nothing there$") as record:
+        fastmoll.SmallImageLoader(place, "val", 1, device="cpu", mean=(0, 0, 0), std=(1, 1, 1))
+    assert record[0].filename == __file__
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")

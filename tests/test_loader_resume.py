@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -85,6 +86,23 @@ def test_a_resumed_epoch_can_be_restarted_and_states_of_resumed_loaders_resume(m
     third.load_state_dict(second.state_dict())
     assert equal(stream(third), expected[2:])
     assert equal(stream(second), expected)  # the loop after a break
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda lo: pickle.loads(pickle.dumps(lo))])
+def test_a_copy_of_a_running_loader_is_one_of_its_own_at_the_same_place(
+    make_tree: Make, copied: Callable[[Any], Any]
+) -> None:
+    tree = make_tree(17)
+    expected = stream(loader(tree))
+    first = loader(tree)
+    batches = iter(first)
+    stream(islice(batches, 2))
+    with copied(first) as second:
+        third = loader(tree)
+        third.load_state_dict(saved(second.state_dict()))
+        assert equal(stream(third), expected[2:])
+        assert equal(stream(second), expected)  # as the loop after a break
+    assert equal(stream(batches), expected[2:])
 
 
 @pytest.mark.parametrize(
@@ -209,8 +227,11 @@ def test_a_state_of_other_files_is_refused(make_tree: Make) -> None:
         ({"position": 10**6}, "position must be .* got 1000000"),
         ({"position": -3}, "position must be .* got -3"),
         ({"position": 1}, "contradicts itself"),
-        ({"stream_epoch": 3}, "contradicts itself"),
+        ({"stream_epoch": 3}, "contradicts itself: batch 2 of epoch 0, stream at batch 2 of epoch 3$"),
         ({"stream_checkpoint": torch.empty(0, dtype=torch.uint8)}, "contradicts itself"),
+        ({"stream_checkpoint": [1, 2]}, r"state's stream_checkpoint must be a torch\.Tensor, got list"),
+        ({"seen": torch.zeros(3)}, "state's seen must be torch.uint8, got torch.float32"),
+        ({"epoch": 2**70, "position": 0}, f"state's epoch must be .* got {2**70}"),
     ],
 )
 def test_a_state_that_makes_no_sense_is_refused(make_tree: Make, change: dict[str, Any], message: str) -> None:

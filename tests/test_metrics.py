@@ -245,7 +245,9 @@ def test_a_sample_that_comes_twice_or_without_its_id_is_named() -> None:
     metrics.reset()
     metrics.update(logits, labels, torch.arange(10))
     metrics.update(logits, labels)
-    with pytest.raises(ValueError, match="index must be given for all batches or for none"):
+    with pytest.raises(
+        ValueError, match=r"index must be given for all batches or for none, .* got it for 10 of 20 samples"
+    ):
         metrics.compute()
     with pytest.raises(ValueError, match=r"index must be torch.int64 or .*, got torch.float32"):
         metrics.update(logits, labels, torch.arange(10.0))
@@ -292,7 +294,7 @@ def test_a_number_of_bins_that_is_none_is_refused(bins: int) -> None:
 def test_batches_of_another_number_of_classes_are_refused() -> None:
     metrics = ClassificationMetrics()
     metrics.update(*random_set(10, 3))
-    with pytest.raises(ValueError, match=r"logits must have shape \(B, 3\), got \(5, 4\)"):
+    with pytest.raises(ValueError, match=r"logits must have shape \(B, 3\) as in the batches before, got \(5, 4\)"):
         metrics.update(*random_set(5, 4))
     assert figures(metrics)["count"] == 10
 

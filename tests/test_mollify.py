@@ -263,6 +263,16 @@ def test_in_place_overwrites_the_images_with_the_same_result(fmt):
     assert torch.equal(out, want) and torch.equal(targets, want_targets)
 
 
+@pytest.mark.parametrize("stride", [0, 7])
+def test_in_place_does_not_write_to_memory_that_images_share(stride):
+    images, labels, index = batch()
+    images = images.as_strided(images.shape, (stride, *images.stride()[1:]))
+    before = images.clone()
+    out, _ = Mollify(CLASSES)(images, labels, index, inplace=True)
+    assert torch.equal(images, before)
+    assert torch.equal(out, Mollify(CLASSES)(before, labels, index)[0])
+
+
 def test_images_that_require_grad_are_refused_only_where_autograd_listens():
     images, labels, index = batch()
     want, _ = Mollify(CLASSES)(images, labels, index)

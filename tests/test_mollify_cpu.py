@@ -130,6 +130,16 @@ def test_in_place_is_the_same(memory_format, dtype):
     assert torch.equal(mollify_cpu(x, MIXED, TEMPERATURES, out=x), expected)
 
 
+def test_images_that_share_memory_are_read_but_nothing_is_written_there():
+    memory = images((4000,))
+    for strides in ((100, 60, 20, 1), (0, 660, 20, 1), (660, 0, 20, 1)):  # overlapping windows; expanded
+        x = memory.as_strided((3, 3, 33, 20), strides)
+        expected = mollify_cpu(x.contiguous(), MIXED[:3], TEMPERATURES[:3])
+        assert torch.equal(mollify_cpu(x, MIXED[:3], TEMPERATURES[:3]), expected)
+        with pytest.raises(ValueError, match=rf"out must have memory of its own .* got strides \({strides[0]}, "):
+            mollify_cpu(x, MIXED[:3], TEMPERATURES[:3], out=x)
+
+
 def test_strided_images_are_read_as_they_are():
     x = images((8, 3, 40, 50))
     expected = mollify_cpu(x, MIXED, TEMPERATURES)

@@ -104,6 +104,8 @@ def test_mce_is_the_mean_of_errors_relative_to_alexnets() -> None:
     half["fog"] = [{"error": ALEXNET["fog"] / 2}] * 5
     assert mean_corruption_error(half)["value"] == pytest.approx(100 * 14.5 / 15, abs=1e-9)
     assert {*ALEXNET} == {*CORRUPTIONS}
+    with pytest.raises(ValueError, match=r"cells must have figures of every corruption, got none of fog$"):
+        mean_corruption_error({**own, "fog": []})
 
 
 def test_alexnets_errors_are_the_published_ones() -> None:

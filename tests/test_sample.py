@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +132,17 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         sample_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_left_is_cleared_away_once_no_process_can_be_at_it(folder, tmp_path):
+    (tmp_path / "sample-v1").symlink_to(folder)
+    old, new, others = (tmp_path / f"sample-v1.{name}" for name in ("0ld_abcd", "n3w_abcd", "backup"))
+    for place in (old, new, others):
+        (place / "sample-v1" / "train").mkdir(parents=True)
+    for place in (old, others):
+        os.utime(place, (0, time.time() - 3601))
+    sample_folder(tmp_path)
+    assert not old.exists() and new.exists() and others.exists()
 
 
 def test_missing_files_in_the_cache_are_reported(tmp_path):

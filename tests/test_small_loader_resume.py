@@ -102,7 +102,8 @@ def test_what_is_no_state_is_refused() -> None:
         ({k: v for k, v in state.items() if k != "position"}, "lacks position"),
         ({**state, "position": 6}, r"state's position must be an integer in \[0, 6\), got 6"),
         ({**state, "fingerprint": None}, "state's fingerprint must be a dict, got None"),
-        ({**state, "epoch": -1}, "state's epoch must be an integer at least 0, got -1"),
+        ({**state, "epoch": -1}, r"state's epoch must be an integer in \[0, 16777217\), got -1"),
+        ({**state, "epoch": 2**70}, rf"state's epoch must be an integer in \[0, 16777217\), got {2**70}"),
     ):
         with pytest.raises(ValueError, match=message):
             one.load_state_dict(bad)
