@@ -30,6 +30,29 @@ def importing() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def tidying() -> Iterator[None]:
+    """Let SIGTERM and a hang-up end the block as an exception does: what is half done is removed; exit code 143 or 129.
+
+    Those that are ignored, as by nohup, stay so.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)  # the removal is not to be interrupted
+        raise SystemExit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    before = [x for x in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(x) is signal.SIG_DFL]
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def open_streams() -> None:
     """Let what is said be lost where standard output or error is closed (``>&-``): it is no reason to stop working."""
     for name in ("stdout", "stderr"):

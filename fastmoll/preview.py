@@ -100,7 +100,7 @@ def _load(path: Path, size: int) -> Image.Image:
         raise ValueError(f"size must be between 16 and 2048 pixels, got {size}")
     try:
         with Image.open(path) as file:
-            return ImageOps.fit(_eight_bits(file).convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+            return ImageOps.fit(eight_bits(file).convert("RGB"), (size, size), Image.Resampling.BICUBIC)
     except FileNotFoundError:
         raise ValueError(f"image {path} does not exist") from None
     except UnidentifiedImageError:
@@ -110,7 +110,7 @@ def _load(path: Path, size: int) -> Image.Image:
         raise ValueError(f"image {path} can't be read: {reason}") from error
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def eight_bits(image: Image.Image) -> Image.Image:
     """Deeper pixels scaled by what DALI scales them by; Pillow's own conversion clips them at 255."""
     if image.mode[0] not in "IF":
         return image

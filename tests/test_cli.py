@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from PIL import Image
@@ -188,6 +189,18 @@ def test_after_an_interrupt_another_one_does_not_disturb_the_end(monkeypatch):
         assert main() == 130 and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_report_that_is_told_to_end_leaves_nothing_half_done(monkeypatch, tmp_path: Path):
+    def told(*_: object, **__: object) -> None:
+        with TemporaryDirectory(dir=tmp_path):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("fastmoll.cli.report.run", told)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(tmp_path)])
+    assert stop.value.code == 143 and not [*tmp_path.iterdir()] and signal.getsignal(signal.SIGTERM) == before
 
 
 def test_an_interrupt_is_one_word(monkeypatch, tmp_path: Path, capsys):

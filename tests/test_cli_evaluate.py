@@ -252,6 +252,8 @@ def test_a_corrupted_set_that_is_not_whole_or_of_other_data_is_refused(
     folders = [*arguments[:-1], f"official:{tmp_path / 'folders'}", "--severities", 2, "--corruptions"]
     message = fails(capsys, *folders, "snow", "fog", "glass_blur")
     assert re.search(r"snow missing; for those that are there: --corruptions glass_blur fog$", message)
+    message = fails(capsys, *folders[:-2], 2, 3, "--corruptions", "fog", "glass_blur")
+    assert re.search(r"fog lacks severity 3; for those that are there: --severities 2$", message)
     assert "there: --corr" not in (message := fails(capsys, *folders, "snow")) and "none of snow" in message
     assert "there: --corr" not in fails(capsys, *folders, "fog")  # which has no images
     np.save(tmp_path / "fog.npy", np.load(official / "fog.npy")[:-24])  # severity 5

@@ -88,6 +88,9 @@ def test_error_against_severity_is_the_mean_over_corruptions_and_seeds(results: 
         expected = [np.mean([run["clean"][metric] for run in runs])]
         expected += [np.mean([run["cells"][name][s][metric] for run in runs for name in NAMES]) for s in range(5)]
         np.testing.assert_allclose(points, np.stack([range(6), expected], 1))
+        # The bands of a pair, which have one colour, have edges like their lines.
+        edges = [(tuple(x.get_edgecolor()[0]), x.get_linestyle()[0][1] is None) for x in axes.collections]
+        assert len(edges) == len({*edges}) == 4 and all(colour[3] > 0.5 for colour, _ in edges)
 
 
 def test_clean_and_corrupted_errors_are_those_of_the_results(results: list[Path]) -> None:
@@ -97,6 +100,21 @@ def test_clean_and_corrupted_errors_are_those_of_the_results(results: list[Path]
     expected = [np.mean([run[part]["error"] for run in runs]) for part in ("clean", "corrupted")]
     np.testing.assert_allclose(drawn(canvas.axes[0], "fcr+trivial"), [expected])
     assert "Arrows" in caption
+    assert [text.get_zorder() for text in canvas.axes[0].texts] == [1.5, 1.5]  # below the markers
+
+
+def test_an_arrow_too_short_for_its_markers_lies_on_them(tmp_path: Path) -> None:
+    values = [{**fake_result(mollify=False, count=40), "net": net, "mollify": x} for x in (False, True) for net in "ab"]
+    for value in values:
+        value["clean"] = {**value["clean"], "error": float(value["net"] == "b") * 20 + value["mollify"]}
+    lines = lines_of([write_run(tmp_path / str(number), value) for number, value in enumerate(values)])
+    with style():
+        canvas, _ = of_runs.clean_corrupted(lines)
+    arrows = canvas.axes[0].texts
+    assert len(arrows) == 2
+    for arrow in arrows:
+        assert arrow.get_zorder() > max(line.get_zorder() for line in canvas.axes[0].lines)
+        assert arrow.arrow_patch.get_path_effects()  # seen on a marker of its colour
 
 
 def test_polygons_and_radar_show_each_corruption(results: list[Path]) -> None:
@@ -109,6 +127,9 @@ def test_polygons_and_radar_show_each_corruption(results: list[Path]) -> None:
     points = drawn(around.axes[0], "fcr + mollification")
     np.testing.assert_allclose(points[:-1, 1], means)
     np.testing.assert_array_equal(points[0], points[-1])  # closed
+    numbers = around.axes[0].texts
+    assert [x.get_text() for x in numbers] == [f"{x:g} %" for x in around.axes[0].get_yticks()]
+    assert min(x.get_zorder() for x in numbers) > max(x.get_zorder() for x in around.axes[0].lines)
     # The first panel's marks: group by group, severity by severity.
     marks = np.concatenate([np.asarray(x.get_offsets()) for x in cells.axes[0].collections])
 
@@ -119,6 +140,12 @@ def test_polygons_and_radar_show_each_corruption(results: list[Path]) -> None:
     assert {tuple(np.round(mark, 6)) for mark in marks} == expected
     sides = [len(x.get_paths()[0].vertices) - 1 for x in cells.axes[0].collections]
     assert sorted({*sides}) == [3, 4, 5, 6, 7]
+
+
+def test_the_numbers_of_a_radar_stand_where_no_curve_is() -> None:
+    curve = np.full(16, 10.0)
+    curve[[5, 6]] = 15  # between these, where all others run through the number
+    assert of_runs._free_angle([curve], [10.0], 1.0) == pytest.approx(2 * np.pi * 5.5 / 15)
 
 
 def test_differences_are_with_less_without(results: list[Path]) -> None:

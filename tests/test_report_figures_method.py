@@ -152,11 +152,19 @@ def test_images_are_read_as_centred_squares_spaced_over_all_folders(tmp_path: Pa
     images = read_images(tmp_path, 8, 3)
     assert images.shape == (3, 3, 8, 8)
     assert [image.unique().tolist() for image in images] == [[0], [2], [4]]
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)).save(deep / "a.png")
+    assert read_images(deep, 8, 1).unique().tolist() == [100]  # not white
 
 
 def test_images_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere"):
         read_images(tmp_path / "nowhere", 8, 3)
+    with pytest.raises(
+        ValueError, match=rf"^images: {tmp_path} has no files \.jpg, .*, and as a data set: .*val/<class>"
+    ):
+        read_images(tmp_path, 8, 3)
     (tmp_path / "a.jpg").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"images: .*a\.jpg can't be read"):
         read_images(tmp_path, 8, 3)
@@ -194,6 +202,8 @@ def test_information_is_drawn_with_the_decays_of_labels_and_the_nearest_is_named
     lines = {line.get_label(): np.asarray(line.get_xydata()).T for line in canvas.axes[0].lines}
     t, kept = lines["1 − γ with γ = $t^{2}$"]
     np.testing.assert_allclose(kept, 1 - t**2)
+    t, kept = lines["1 − γ with γ = $t^{0.5}$"]
+    assert np.abs(np.diff(kept)).max() < 0.02  # no corners
     t, mean = lines["measured, mean over images"]
     np.testing.assert_allclose(mean, information(read_images(folder, 32, 12), t.tolist()).mean(0))
     assert "12 images of 32×32 pixels" in caption

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import ODD, TABLE, find, groups_of, several_groups
+from fake_runs import ODD, TABLE, fake_result, find, groups_of, several_groups, write_run
 
 from fastmoll.paper import published
 from fastmoll.report.latex import escape_latex, latex
-from fastmoll.report.runs import Group
+from fastmoll.report.pairs import in_order
+from fastmoll.report.read import read_run
+from fastmoll.report.runs import Group, group_seeds
 from fastmoll.report.table import Number, Table
 from fastmoll.report.tables import all_tables, architectures, benchmark
 
@@ -129,6 +132,20 @@ def test_the_benchmark_has_data_sets_beside_each_other_and_is_apart_for_networks
         expected = [group.statistic(x, y).mean for x in ("error", "nll", "ece") for y in ("clean", None)]
         found = [float(re.sub(r"\\textbf\{(.*)\}", r"\1", cell)) for cell in row[2:8]]
         assert found == pytest.approx(expected, abs=0.0051)
+
+
+def test_mce_has_a_column_where_there_is_one_and_is_explained_there(tmp_path: Path) -> None:
+    values = [{"data": data, "augment": x} for data in ("cifar10", "imagenet") for x in ("fcr", "none")]
+    values += [{"net": "n", "augment": x} for x in ("fcr", "none")]
+    paths = [write_run(tmp_path / str(n), fake_result(count=40, **x)) for n, x in enumerate(values)]
+    for path in paths[2:4]:
+        file = path / "robustness-generated" / "robustness.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"mce": {"value": 70.0, "baseline": "AlexNet"}}))
+    text = latex(benchmark(in_order(group_seeds(map(read_run, paths)))))
+    assert_latex(text)
+    other, both = sorted(text.split(r"\begin{table}")[1:])
+    assert "net n," in other and "mCE" not in other
+    assert heads_of(both)[2].count(r"mCE (AlexNet), \%") == 1 and "mCE: each corruption's error" in both
 
 
 def test_the_lowest_of_each_column_is_bold_with_all_that_are_printed_like_it() -> None:

@@ -129,9 +129,13 @@ def test_what_is_left_out_is_listed_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_its_figures_are(tmp_path: Path) -> None:
-    (text,) = [" ".join(text.split()) for text in page(tmp_path, [TABLE], []).said("p") if text.startswith("Error: ")]
-    assert all(f"{name}: " in text for name in ("Error", "NLL", "ECE", "adaptive ECE", "mCE"))
-    assert text.endswith("Lower is better in all of them.")
+    relative = Table("Relative", "", ("mCE (AlexNet), %",), ((Number(70.0),),))
+    for tables in ([TABLE], [TABLE, relative]):
+        said = page(tmp_path, tables, []).said("p")
+        (text,) = [" ".join(text.split()) for text in said if text.startswith("Error: ")]
+        assert all(f"{name}: " in text for name in ("Error", "NLL", "ECE", "adaptive ECE"))
+        assert ("mCE: " in text) == (relative in tables)
+        assert text.endswith("Lower is better in all of them.")
 
 
 def test_names_of_users_cannot_become_markup(tmp_path: Path) -> None:
@@ -142,3 +146,18 @@ def test_names_of_users_cannot_become_markup(tmp_path: Path) -> None:
     assert document.said("h3") == [evil] * 2
     assert evil in document.said("td")
     assert document.all("img")[0]["alt"] == f"{evil}. A line."
+
+
+def test_the_rows_of_a_column_are_looked_at_a_fixed_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    usual = Table.numeric
+
+    def numeric(table: Table, column: int) -> bool:
+        seen.append(column)
+        return usual(table, column)
+
+    monkeypatch.setattr(Table, "numeric", numeric)
+    page(tmp_path, [Table("Long", "", ("a", "b"), tuple((str(x), x) for x in range(50)))], [])
+    assert len(seen) < 10

@@ -37,6 +37,12 @@ def test_a_figure_is_laid_out_once_and_alike_in_both_formats(lines: list[of_runs
         assert [float(x) / 72 * 160 for x in points] == pytest.approx(one.size, abs=1)
 
 
+def test_the_columns_of_a_legend_are_as_long_as_each_other(lines: list[of_runs.Line]) -> None:
+    with style():
+        canvas, _ = of_runs.error_severity(lines)
+    assert canvas.legends[0]._ncols == 2  # of four names, of which three fit beside each other
+
+
 def test_the_same_figure_is_the_same_file(lines: list[of_runs.Line], tmp_path: Path) -> None:
     for name, draw in (("severity", lambda: of_runs.error_severity(lines)), ("labels", method.dirichlet_triangles)):
         with style():

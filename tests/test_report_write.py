@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_runs import fake_result, fake_runs, write_run
 from PIL import Image
 
@@ -25,6 +26,7 @@ pytest.importorskip("matplotlib")
 from fastmoll.report.runs import Group
 from fastmoll.report.style import Figure
 from fastmoll.report.write import report
+from fastmoll.robustness.networks import WEIGHTS, digest
 
 
 def command(*words: object) -> int:
@@ -223,6 +225,34 @@ def test_a_damaged_evaluation_keeps_no_other_from_the_report(
     assert len(rows) == 2
     with pytest.raises(ValueError, match=rf"^{cut}: it cannot be read as JSON"):
         command(*bad, "-o", tmp_path / "other")
+
+
+def test_an_evaluation_of_weights_that_were_changed_after_it_is_left_out(
+    tmp_path: Path, one_figure: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {name: tmp_path / "runs" / name for name in ("same", "copied", "other", "unknown", "average", "own")}
+    state = {"a": torch.arange(3.0)}
+    for seed, (name, run) in enumerate(runs.items()):
+        write_run(run, fake_result(count=40, seed=seed) | {"checkpoint": "elsewhere/model.pt"})
+        evaluation = run / "robustness-generated"
+        if name == "own":  # in a folder of the user's choice, of the run as it was
+            evaluation = evaluation.rename(run / "epoch-3")
+        if name != "unknown":
+            (evaluation / "settings.json").write_text(json.dumps({"fingerprint": {WEIGHTS: digest(state)}}))
+        content: dict[str, Any] = state if name in ("same", "copied") else {"a": torch.ones(3)}
+        if name == "average":
+            content = {"format": 1, "learner": {"model": content, "ema": state}}
+        torch.save(content, run / "model.pt")
+        times = (0, 0) if name == "same" else (2e9, 2e9)
+        os.utime(run / "model.pt", times)
+    assert command(*runs.values(), runs["own"] / "epoch-3", "-o", tmp_path / "out") == 0
+    reason = "the weights beside it, model.pt, were changed after it; evaluate again, which compares them"
+    other = runs["other"] / "robustness-generated" / "robustness.json"
+    assert f"left out (1): {reason}: {other}\n" in capsys.readouterr().out
+    assert len((tmp_path / "out" / "tables" / "every_run.csv").read_text().splitlines()) == len(runs)
+    (runs["other"] / "model.pt").write_bytes(b"half a file")
+    with pytest.raises(ValueError, match=reason):
+        command(runs["other"], "-o", tmp_path / "alone")
 
 
 def test_a_folder_that_may_not_be_written_to_is_refused_before_anything_is_drawn(

@@ -57,8 +57,9 @@ def test_every_file_of_a_run_brings_its_network_classes_and_training(tmp_path: P
     model = found.build(3, 32, True)
     assert model.conv1.weight.shape[2:] == (3, 3)  # the form for small images
     state = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
-    assert digest(model) != digest(found.build(3, 32, False))
+    assert digest(model.state_dict()) != digest(found.build(3, 32, False).state_dict())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert digest(model.state_dict()) == digest(state)  # by which a report knows them again
     # A copy may lie beside those of other runs.
     (tmp_path / "run" / "checkpoint.pt").rename(tmp_path / "a.pt")
     assert find_checkpoint(str(tmp_path / "a.pt")).file == "a.pt"
@@ -89,6 +90,29 @@ def test_settings_that_do_nothing_are_not_told(tmp_path: Path) -> None:
     config = small("--data", "cifar10", "--optim.name", "adamw", "--optim.decay", "all")
     settings = find_checkpoint(str(save(tmp_path, config, ["a", "b"], None))).training["settings"]
     assert settings == {"optim.name": "adamw", "optim.decay": "all"}  # not what AdamW brings with it
+
+
+def test_a_run_that_ended_early_is_told_from_one_that_came_to_its_end(tmp_path: Path) -> None:
+    def settings(file: str, limit: int | None, step: int) -> dict[str, Any]:
+        config = small("--data", "digits", "--optim.epochs", "4", "--optim.accumulate", "2")
+        config["run"] |= {"max_steps": limit, "resident": step == 1}
+        save(tmp_path, config, ["a", "b"], None)
+        resolved = {"resolved": {"steps_per_epoch": 11}}
+        (tmp_path / "config.json").write_text(json.dumps(config | resolved))
+        content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+        content["learner"]["step"] = step
+        # 21 batches an epoch, two a step.
+        content["ranks"] = [{"loader": {"fingerprint": {"num_samples": 509, "world_size": 2, "batch_size": 12}}}]
+        torch.save(content, tmp_path / "checkpoint.pt")
+        return find_checkpoint(str(tmp_path / file)).training["settings"]
+
+    usual = settings("model.pt", None, 44)
+    assert "run.max_steps" not in usual
+    for limit, step, more in ((None, 44, {}), (44, 44, {}), (100, 44, {}), (43, 43, {"run.max_steps": 43})):
+        assert settings("model.pt", limit, step) == settings("checkpoint.pt", limit, step) == usual | more
+    # Interrupted before its end.
+    assert settings("checkpoint.pt", None, 20) == settings("checkpoint.pt", 30, 20) == usual | {"run.max_steps": 20}
+    assert settings("model.pt", None, 1) == usual | {"run.resident": True}
 
 
 def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:
@@ -130,7 +154,10 @@ def test_a_network_of_ones_own_takes_a_state_dict_or_brings_its_weights(tmp_path
     )
     own = find_checkpoint(str(tmp_path / "old.th"), f"{tmp_path / 'nets.py'}:wide")
     assert (own.net, own.folder, own.size, own.standardisation) == ("nets.py:wide", tmp_path, None, None)
-    assert digest(own.build(4, 32, True)) == digest(whole.build(4, 32, True)) != digest(own.build(4, 32, False))
+    digests = [
+        digest(x.state_dict()) for x in (own.build(4, 32, True), whole.build(4, 32, True), own.build(4, 32, False))
+    ]
+    assert digests[0] == digests[1] != digests[2]
     with pytest.raises(HeadError, match=r"old\.th does not fit nets\.py:wide: .*\(4, 8\) there and \(2, 8\)") as caught:
         own.build(2, 32, True)
     assert caught.value.outputs == 4
@@ -282,13 +309,13 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 
 def test_the_digest_is_that_of_names_and_values() -> None:
     model = build_model("squeezenet1_1", 3, 64)
-    first = digest(model)
-    assert digest(model.to(memory_format=torch.channels_last)) == first
+    first = digest(model.state_dict())
+    assert digest(model.to(memory_format=torch.channels_last).state_dict()) == first
     with torch.no_grad():
         model.get_parameter("classifier.1.bias")[0] += 1e-6
-    assert digest(model) != first
-    assert digest(torch.nn.BatchNorm2d(2)) != digest(
-        torch.nn.InstanceNorm2d(2, affine=True, track_running_stats=True).half()
+    assert digest(model.state_dict()) != first
+    assert digest(torch.nn.BatchNorm2d(2).state_dict()) != digest(
+        torch.nn.InstanceNorm2d(2, affine=True, track_running_stats=True).half().state_dict()
     )
 
 

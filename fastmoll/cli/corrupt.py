@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         "OUT/<corruption>/<severity>/<class>/<image>.JPEG, as ImageNet-C and TinyImageNet-C have, or arrays "
         "OUT/<corruption>.npy and OUT/labels.npy, as CIFAR-C has. Started again, it goes on where it was. "
         "To evaluate on corrupted images nothing needs to be written: fastmoll evaluate makes them as it goes.",
-        epilog="Exit status: 0 success, 2 bad input or a full disk, 130 interrupted.",
+        epilog="Exit status: 0 success, 2 bad input or a full disk, 130 interrupted, 143 ended by SIGTERM.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="height and width, in pixels (default: that of small images, else 224)",
     )
-    add_cells(corrupt)
+    add_cells(corrupt, ", of files: arrays (up to 32 pixels, without --format imagenet-c) have all five")
     corrupt.add_argument(
         "--format",
         dest="layout",

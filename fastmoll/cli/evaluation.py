@@ -28,10 +28,9 @@ from fastmoll.robustness import measure
 from fastmoll.robustness.checkpoints import Checkpoint, find_checkpoint
 from fastmoll.robustness.folders import first_folder, folder_of_set
 from fastmoll.robustness.loader import CorruptedLoader, cell_digests
-from fastmoll.robustness.networks import SomeOutputs, count_outputs, describe_outputs, digest
+from fastmoll.robustness.networks import WEIGHTS, SomeOutputs, count_outputs, describe_outputs, digest
 from fastmoll.robustness.predictions import check_parquet
 from fastmoll.robustness.results import (
-    WEIGHTS,
     Cell,
     Results,
     add_to_result,
@@ -241,19 +240,20 @@ def _images(args: argparse.Namespace, checkpoint: Checkpoint) -> _Images:
 
 
 def _open_corrupted(place: str, names: Sequence[str], levels: Sequence[int]) -> CorruptedSet:
-    """Open a corrupted set; where it lacks some corruptions, say how to do with those that it has."""
+    """Open a corrupted set; where it lacks some corruptions or severities, say how to do with those that it has."""
     try:
         return open_corrupted(place, corruptions=names, severities=levels)
     except ValueError as error:
-        root, archives = Path(place), ("", *ARCHIVES)
-        there = [
-            name
-            for name in names
-            if (root / f"{name}.npy").is_file() or any((root / archive / name).is_dir() for archive in archives)
-        ]
-        if not there or len(there) == len(names):
+        folders = {name: [Path(place, part, name) for part in ("", *ARCHIVES)] for name in names}
+        arrays = [name for name in names if Path(place, f"{name}.npy").is_file()]  # of all severities
+        there = [name for name in names if name in arrays or any(folder.is_dir() for folder in folders[name])]
+        cells = [folders[name] for name in there if name not in arrays]
+        have = [x for x in levels if all(any((part / str(x)).is_dir() for part in parts) for parts in cells)]
+        hint = f" --corruptions {' '.join(there)}" if len(there) < len(names) else ""
+        hint += f" --severities {' '.join(map(str, have))}" if len(have) < len(levels) else ""
+        if not there or not have or not hint:
             raise
-        raise ValueError(f"{error}; for those that are there: --corruptions {' '.join(there)}") from error
+        raise ValueError(f"{error}; for those that are there:{hint}") from error
 
 
 def _check_labels(corrupted: CorruptedSet, clean: StoredImages) -> None:
@@ -322,7 +322,7 @@ def _results(
     origin = f"generated (seed {args.seed}" if corrupted is None else f"{corrupted.kind} ({corrupted.source}"
     # By the names that a refusal uses.
     fingerprint = {
-        WEIGHTS: digest(network.model),
+        WEIGHTS: digest(network.model.state_dict()),
         "network": checkpoint.identity,
         "data (digest)": clean.fingerprint,
         "image size": clean.size,

@@ -14,13 +14,14 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import fastmoll
 from fastmoll.cli import corrupt, evaluate, report
 from fastmoll.cli.options import name_option
-from fastmoll.interrupt import importing, open_streams, reader_gone
+from fastmoll.interrupt import importing, open_streams, reader_gone, tidying
 from fastmoll.pipelines import check_standardisation
 from fastmoll.pipelines.errors import did_you_mean, in_words, nearest
 
@@ -239,7 +240,9 @@ def _run(arguments: Sequence[str] | None) -> int:
             with importing():
                 importlib.import_module("torch")
         if command in _OF_THEIR_OWN:
-            status: int = _OF_THEIR_OWN[command].run(args)
+            # Processes of an evaluation wait for each other: one that is told to end does so at once.
+            with tidying() if command != "evaluate" else nullcontext():
+                status: int = _OF_THEIR_OWN[command].run(args)
             return status
         # The modules are loaded here: neither --help nor the parent of check's workers should wait for torch.
         if command == "check":

@@ -24,11 +24,16 @@ def name_option(message: str, parser: argparse.ArgumentParser) -> str:
     return message
 
 
-def add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose cells of a corrupted set."""
+def add_cells(parser: argparse.ArgumentParser, severities: str = "") -> None:
+    """Add the options that choose cells of a corrupted set; there may be more to say of some severities."""
     parser.add_argument(
         "--corruptions", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="some only (default: all 15)"
     )
     parser.add_argument(
-        "--severities", nargs="+", type=int, default=argparse.SUPPRESS, metavar="N", help="some only (default: 1 to 5)"
+        "--severities",
+        nargs="+",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help=f"some only{severities} (default: 1 to 5)",
     )

@@ -25,7 +25,8 @@ def add(commands: Any) -> None:
         "it, which needs no other file. Runs that differ in their seed alone are averaged, but never official with "
         "generated images.",
         epilog="Error in %, NLL in nats and ECE, how far confidence is from the share of right answers: lower is "
-        "better; the page explains them. Exit status: 0 written, 2 bad input, before anything is written.",
+        "better; the page explains them. Exit status: 0 written, 2 bad input, before anything is written, "
+        "130 interrupted, 143 ended by SIGTERM.",
         allow_abbrev=False,
     )
     report.add_argument(

@@ -149,9 +149,10 @@ def information_blur(pictures: Pictures | None) -> Drawing:
     canvas, (axes,) = panels(height=3.6)
     low, high = np.quantile(ratio, (0.1, 0.9), axis=0)
     axes.fill_between(t, low, high, color=COLOURS[0], alpha=0.15, linewidth=0, label="8 of 10 images")
-    axes.plot(t, mean, color=COLOURS[0], marker="o", label="measured, mean over images")
+    axes.plot(t, mean, color=COLOURS[0], marker="o", label="measured, mean over images", clip_on=False)
+    fine = np.linspace(0, 1, 401) ** 2  # a root is steepest at zero
     for k, colour, line in zip(_SLOPES, (COLOURS[2], COLOURS[1], COLOURS[3]), _LINES[1:], strict=True):
-        axes.plot(t, 1 - t**k, color=colour, linestyle=line, label=f"1 − γ with γ = $t^{{{k:g}}}$")
+        axes.plot(fine, 1 - fine**k, color=colour, linestyle=line, label=f"1 − γ with γ = $t^{{{k:g}}}$")
     axes.set(xlim=(0, 1), ylim=(0, max(1.05, float(high.max()))), xlabel="temperature t")
     axes.set_ylabel("PNG bytes, blurred / clean")
     axes.legend(loc="upper right")

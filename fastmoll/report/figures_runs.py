@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastmoll.kernels.corruption_constants import CORRUPTIONS, GROUPS, SEVERITIES
 from fastmoll.report.labels import labels, settings_text
@@ -37,6 +38,7 @@ _METRICS: Final = {"error": "error, %", "nll": "NLL, nats", "ece": "ECE"}
 MOLLIFY: Final = "mollify."
 """What names of settings of mollification begin with."""
 _FEW: Final = 10
+_SHORT: Final = 18  # points; markers take five at each end of an arrow, and its head four
 _PANELS: Final = 9
 """Pairs of runs that have a panel each, at most."""
 
@@ -107,8 +109,15 @@ def error_severity(lines: Sequence[Line]) -> Drawing:
             place.plot(range(6), mean, **line.look.line, clip_on=False)
             deviation = np.array([x.deviation or 0.0 for x in statistics])
             if deviation.any():
+                # With the edge of its line: that tells the two bands of one colour apart.
                 place.fill_between(
-                    range(6), mean - deviation, mean + deviation, color=line.look.colour, alpha=0.12, linewidth=0
+                    range(6),
+                    mean - deviation,
+                    mean + deviation,
+                    facecolor=(line.look.colour, 0.12),
+                    edgecolor=(line.look.colour, 0.6),
+                    linestyle=line.look.line["linestyle"],
+                    linewidth=0.7,
                 )
         place.set(title=name, xlabel="severity", xticks=range(6), xlim=(-0.15, 5.15))
         place.set_ylim(bottom=0)
@@ -123,6 +132,8 @@ def error_severity(lines: Sequence[Line]) -> Drawing:
 
 def clean_corrupted(lines: Sequence[Line]) -> Drawing:
     """Corrupted against clean error, NLL and ECE, arrows from without to with mollification (paper, figure 5)."""
+    from matplotlib.patheffects import withStroke
+
     if len(lines) == 1:
         raise NothingToShowError("there is nothing to compare the only run with")
     canvas, axes = panels(1, 3, height=2.7)
@@ -137,13 +148,19 @@ def clean_corrupted(lines: Sequence[Line]) -> Drawing:
                 **line.look.line | {"linestyle": "none", "markersize": 7},
                 elinewidth=1,
             )
-        for pair in pair_lines(lines):
-            start, end = ((x.group.statistic(metric, CLEAN).mean, x.group.statistic(metric).mean) for x in pair)
-            arrow = {"arrowstyle": "->", "color": pair[1].look.colour, "shrinkA": 5, "shrinkB": 5, "alpha": 0.7}
-            place.annotate("", end, start, arrowprops=arrow)
         place.set(title=name, xlabel="clean", ylabel="corrupted")
         place.margins(0.12)
+        place.locator_params("x", nbins=4)  # whose numbers don't touch
         diagonal(place)
+        for pair in pair_lines(lines):
+            start, end = ((x.group.statistic(metric, CLEAN).mean, x.group.statistic(metric).mean) for x in pair)
+            length = np.hypot(*np.diff(place.transData.transform([start, end]), axis=0)[0]) * 72 / canvas.dpi
+            # One too short to lie between its markers lies on them, in their colour.
+            look: dict[str, Any] = {"alpha": 0.7, "zorder": 1.5}
+            if length < _SHORT:
+                look = {"zorder": 3, "path_effects": [withStroke(linewidth=3, foreground="white")]}
+            look |= {"arrowstyle": "->", "color": pair[1].look.colour, "shrinkA": 5, "shrinkB": 5}
+            place.annotate("", end, start, arrowprops=look, zorder=look["zorder"])
     legend_below(canvas, axes[0])
     arrows = " Arrows go from runs without to those with mollification." if pair_lines(lines) else ""
     return canvas, (
@@ -154,7 +171,6 @@ def clean_corrupted(lines: Sequence[Line]) -> Drawing:
 
 def radar(lines: Sequence[Line]) -> Drawing:
     """Error under each corruption, mean over severities, as polygons."""
-    from matplotlib.projections.polar import PolarAxes
     from matplotlib.ticker import MaxNLocator
 
     pairs = pair_lines(lines)
@@ -180,13 +196,12 @@ def radar(lines: Sequence[Line]) -> Drawing:
             name.set_horizontalalignment(
                 "center" if abs(np.cos(turn)) < 0.2 else "left" if np.cos(turn) > 0 else "right"
             )
-        assert isinstance(place, PolarAxes)
-        place.set_rlabel_position(180 / len(CORRUPTIONS))  # between two spokes
         place.set_ylim(0, top * 1.05)
-        place.set_yticks(ticks, [f"{tick:g} %" for tick in ticks])
-        place.tick_params("y", labelsize=7)
-        for number in place.get_yticklabels():  # readable over a line
-            number.set_bbox({"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.3})
+        place.set_yticks(ticks, [""] * len(ticks))
+        away = _free_angle([np.array(line.get_ydata()) for line in place.lines], ticks, 0.09 * top)
+        for tick in ticks:  # over the lines, where they must be: the axis' own numbers would lie below them
+            box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.3}
+            place.text(away, tick, f"{tick:g} %", fontsize=7, ha="center", va="center", bbox=box, zorder=3)
         place.grid(color="#d0d0d0")
     for place in axes[len(shown) :]:
         place.set_visible(False)
@@ -198,6 +213,24 @@ def radar(lines: Sequence[Line]) -> Drawing:
         f"Error (%) under each corruption, mean over the five severities{seeds}; one scale for all, "
         f"from zero in the middle.{panel}{more}"
     )
+
+
+def _free_angle(curves: Sequence[NDArray[np.float64]], ticks: Sequence[float], half: float) -> float:
+    """The angle, between two spokes, where numbers at ``ticks`` are farthest from closed curves over the corruptions.
+
+    Args:
+        curves: Radii on the spokes, ``(16,)``, the first again at the end.
+        ticks: Radii of the numbers, centred there.
+        half: Half the width of a number, about twice its half height.
+    """
+    spokes = np.exp(2j * np.pi * np.arange(len(CORRUPTIONS) + 1) / len(CORRUPTIONS))
+    parts = np.linspace(0, 1, 20)[:, None]
+    ends = [curve * spokes for curve in curves]
+    points = np.concatenate([(x[:-1] * (1 - parts) + x[1:] * parts).ravel() for x in ends])
+    angles = 2 * np.pi * (np.arange(len(CORRUPTIONS)) + 0.5) / len(CORRUPTIONS)
+    gap = np.exp(1j * angles)[:, None, None] * np.asarray(ticks)[None, :, None] - points
+    room = np.maximum(abs(gap.real) / half, abs(gap.imag) / (half / 2)).min((1, 2))
+    return float(angles[int(room.argmax())])
 
 
 def polygons(lines: Sequence[Line]) -> Drawing:
@@ -300,7 +333,7 @@ def differences(lines: Sequence[Line]) -> Drawing:
 
 def reliability(lines: Sequence[Line]) -> Drawing:
     """Accuracy against confidence in 15 bins, for clean and for all corrupted images."""
-    canvas, axes = panels(1, 2, height=4.2, sharex=True, sharey=True)
+    canvas, axes = panels(1, 2, height=3.9, sharex=True, sharey=True)
     for place, title in zip(axes, ("clean", "corrupted, all 75 cells"), strict=True):
         for line in lines:
             clean = title == CLEAN

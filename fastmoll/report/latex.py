@@ -10,7 +10,7 @@ from typing import Final
 
 from fastmoll.report.style import slug
 from fastmoll.report.table import Number, Table, Value, as_text
-from fastmoll.report.table_parts import SET
+from fastmoll.report.table_parts import MCE, SET
 
 _SIGNS: Final = {
     "\\": r"\textbackslash{}",
@@ -101,15 +101,21 @@ def _pivot(
     names = list(dict.fromkeys(key for there in found.values() for key in there))
     blocks = list(dict.fromkeys(tuple(key[x] for x in order) for key in names))
     names.sort(key=lambda key: blocks.index(tuple(key[x] for x in order)))
-    heads = {f"{data}: {table.columns[x]}": (data, *table.heads[table.columns[x]]) for data in found for x in figures}
-    cells = [
-        (*key[:-1], *(there[key][x] if key in there else None for there in found.values() for x in figures))
-        for key in names
+    # Those of a data set that nothing was measured of, as mCE, have no column there.
+    shown = [
+        (data, there, x)
+        for data, there in found.items()
+        for x in figures
+        if any(row[x] is not None for row in there.values())
     ]
+    heads = {f"{data}: {table.columns[x]}": (data, *table.heads[table.columns[x]]) for data, _, x in shown}
+    cells = [(*key[:-1], *(there[key][x] if key in there else None for _, there, x in shown)) for key in names]
+    explained = any(name.startswith("mCE") for *_, name in heads.values())
     seeds = " or ".join(sorted({str(row[place[_SEEDS]]) for row in rows}, key=int))
     return replace(
         table,
         title=", ".join([table.title, *(f"{name} {value}" for name, value in said.items()), f"seeds {seeds}"]),
+        note=table.note if explained else table.note.replace(f" {MCE}", ""),
         columns=(*(table.columns[x] for x in keys), *heads),
         rows=tuple(cells),
         heads=heads,

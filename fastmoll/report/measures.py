@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastmoll.kernels.heat_blur import heat_blur
 from fastmoll.pipelines.small import read_small
+from fastmoll.preview import eight_bits
 
 Array = NDArray[np.float64]
 
@@ -45,7 +46,8 @@ def read_images(images: str | Path, size: int, limit: int) -> Tensor:
         try:
             data = read_small(images, "val")
         except ValueError as error:
-            raise ValueError(f"images: {str(error).removeprefix('data: ')}") from error
+            lacking = f"{place} has no files {', '.join(SUFFIXES)}, and as a data set: " if place.is_dir() else ""
+            raise ValueError(f"images: {lacking}{str(error).removeprefix('data: ')}") from error
         pictures = [Image.fromarray(data.images[i]) for i in _spaced(len(data.images), limit)]
     square = [ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC) for picture in pictures]
     return torch.from_numpy(np.stack([np.asarray(x) for x in square])).permute(0, 3, 1, 2).contiguous()
@@ -54,7 +56,7 @@ def read_images(images: str | Path, size: int, limit: int) -> Tensor:
 def _open(path: Path) -> Image.Image:
     try:
         with Image.open(path) as file:
-            return file.convert("RGB")
+            return eight_bits(file).convert("RGB")
     except Exception as error:  # Pillow raises whatever its plugins do
         raise ValueError(f"images: {path} can't be read: {' '.join(str(error).split())}") from error
 

@@ -55,6 +55,7 @@ def write_page(tables: Sequence[Table], figures: Sequence[Figure], path: Path) -
         tables=table_items,
         figures=figure_items,
         left_out=left_out,
+        has_mce=any(name.startswith("mCE") for table in tables for name in table.columns),
     )
     with replacing(path) as file:
         file.write(text.encode())
@@ -96,10 +97,11 @@ def _table(table: Table, anchors: _Anchors) -> dict[str, Any]:
 
 def _words(table: Table, texts: list[list[str]], shown: Sequence[int]) -> list[list[list[str]]]:
     """What can't be broken into lines, for each column: words of its head, numbers, words of other cells."""
+    numeric = {place: table.numeric(place) for place in shown}  # which looks at all rows
     return [
         [
             table.columns[place].split(),
-            *([row[place]] if table.numeric(place) else row[place].split() or [""] for row in texts),
+            *([row[place]] if numeric[place] else row[place].split() or [""] for row in texts),
         ]
         for place in shown
     ]

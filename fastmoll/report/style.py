@@ -171,6 +171,7 @@ def legend_below(canvas: Canvas, *axes: Axes, columns: int | None = None) -> Non
     if handles:
         if columns is None:
             columns = next(n for n in range(min(5, len(labels)), 0, -1) if n == 1 or _letters(labels, n) <= _ACROSS)
+            columns = math.ceil(len(labels) / math.ceil(len(labels) / columns))  # as many in each, as far as it goes
         width, height = canvas.get_size_inches()
         canvas.set_size_inches(width, height + 0.1 + 0.2 * math.ceil(len(labels) / columns))
         canvas.legend(handles, labels, loc="outside lower center", ncols=columns, **marks)

@@ -18,6 +18,8 @@ HEADS: Final = {
     "ece_batch100": "ECE, mean of batches of 100",
 }
 SET: Final = "corrupted images"
+MCE: Final = "mCE: each corruption's error relative to the baseline's, averaged over the 15."
+"""What stands where there is a column of mCE."""
 _SPREAD: Final = "± is the standard deviation over seeds (n − 1)."
 
 

@@ -13,7 +13,7 @@ from fastmoll.report.runs import CLEAN, Group, image_set, statistic
 from fastmoll.report.style import words
 from fastmoll.report.table import Number, Table
 from fastmoll.report.table_paper import paper_check
-from fastmoll.report.table_parts import DIGITS, HEADS, SET, empty, identity, on_runs, on_seeds
+from fastmoll.report.table_parts import DIGITS, HEADS, MCE, SET, empty, identity, on_runs, on_seeds
 
 _PLACES: Final = (
     *("shot_noise", "impulse_noise", "gaussian_noise"),
@@ -182,7 +182,7 @@ def _clean_and_corrupted(title: str, groups: Sequence[Group], metrics: Sequence[
         for baseline in sorted(baselines):
             heads[f"mCE ({baseline}), %"] = ("", f"mCE ({baseline}), %")
             rows = [(*row, _mce(group, baseline)) for row, group in zip(rows, groups, strict=True)]
-        note += " mCE: each corruption's error relative to the baseline's, averaged over the 15."
+        note += f" {MCE}"
     return Table(title, on_seeds(note, groups), (*columns, *heads), tuple(rows), heads)
 
 

@@ -19,6 +19,7 @@ from fastmoll.report.runs import RunResult, group_seeds
 from fastmoll.report.style import Figure, check_matplotlib
 from fastmoll.report.table import Table
 from fastmoll.report.tables import all_tables
+from fastmoll.report.weights import changed_weights
 
 PAGE: Final = "report.html"
 LIST: Final = "report.json"
@@ -37,7 +38,8 @@ class Report:
         page: The HTML page.
         tables: Tables; one without rows was left out, and its note says why.
         figures: Figures; one without files was left out, and its caption says why.
-        unread: Evaluations that were left out as their file is damaged, each with what is wrong with it.
+        unread: Evaluations that were left out as their file is damaged, or their weights were changed after it, each
+            with what is wrong with it.
     """
 
     page: Path
@@ -55,7 +57,7 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
     Args:
         runs: Evaluations, each a ``robustness.json`` or a folder as :func:`fastmoll.report.read.find_runs` takes it.
             One that is named twice is taken once; those that differ in their seed alone are averaged. One whose file is
-            damaged is left out, unless nothing else is there.
+            damaged, or whose weights were changed after it, is left out, unless nothing else is there.
         out: Folder to write into: a new or an empty one, or that of an earlier report.
         images: The user's images, for the figures that need pictures.
 
@@ -102,12 +104,15 @@ def report(runs: Sequence[str | Path], out: str | Path, *, images: str | Path | 
 
 
 def _read(paths: Iterable[Path]) -> tuple[list[RunResult], list[BadEvaluation]]:
-    """The evaluations that can be read, and what is wrong with the others."""
+    """The evaluations that hold, and what is wrong with the others."""
     read: list[RunResult] = []
     unread: list[BadEvaluation] = []
     for path in paths:
         try:
-            read.append(read_run(path))
+            run = read_run(path)
+            if reason := changed_weights(run):
+                raise BadEvaluation(path, reason)
+            read.append(run)
         except BadEvaluation as error:
             unread.append(error)
     return read, unread

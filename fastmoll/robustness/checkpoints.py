@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +22,7 @@ from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.errors import reason_of, some
 from fastmoll.robustness.networks import call_function, describe_function, find_function, find_names
 from fastmoll.robustness.stored_images import StoredImages, data_name
-from fastmoll.sweep.settings import AXES, DECISIVE, QUIET, changes, flat, read_settings, words
+from fastmoll.robustness.training import changed_settings, ended
 from fastmoll.weights import FORMAT, build_model, load_weights, nearest_published, read_file
 
 _OPTION: Final = "CHECKPOINT"
@@ -43,7 +45,7 @@ class Checkpoint:
         num_classes: Number of its classes; None: only its weights tell.
         classes: Their names, in the order of its outputs, where it knows them.
         standardisation: Mean and standard deviation per channel of its images, for pixels in [0, 1], where known.
-        config: Settings of its training, where it is ours.
+        config: Settings of its training, where it is ours; ``run.max_steps`` is where it ended, if before its schedule.
         function: The user's function that makes it, where one does, and the module that it was found in.
     """
 
@@ -171,7 +173,7 @@ class Checkpoint:
         if not self.config:
             return {"augment": None, "mollify": None, "seed": None, "settings": {}}
         augment, mollify = self.config["data"]["augment"], self.config["mollify"]["enabled"]
-        seed, settings = self.config["run"]["seed"], _changes(self.config)
+        seed, settings = self.config["run"]["seed"], changed_settings(self.config)
         return {"augment": augment, "mollify": mollify, "seed": seed, "settings": settings}
 
 
@@ -359,6 +361,10 @@ def find_training(path: Path, option: str = _OPTION) -> tuple[Mapping[str, Any],
         config, classes = content.get("config"), content.get("classes")
         if not isinstance(config, dict) or not isinstance(classes, list):
             raise ValueError(f"{option}: {path} is a damaged checkpoint")
+        with suppress(LookupError, TypeError, ValueError, ZeroDivisionError):  # of an earlier version, or damaged
+            data, batches = content["ranks"][0]["loader"]["fingerprint"], config["optim"]["accumulate"]
+            per_epoch = data["num_samples"] // data["world_size"] // data["batch_size"]
+            config = ended(config, content["learner"]["step"], math.ceil(per_epoch / batches))
         return config, classes
     settings, beside = path.parent / "config.json", path.parent / "checkpoint.pt"
     if path.name != "model.pt" or not settings.is_file():
@@ -369,25 +375,6 @@ def find_training(path: Path, option: str = _OPTION) -> tuple[Mapping[str, Any],
         raise ValueError(f"{option}: {settings}, the settings of {path}, is damaged: {error}") from error
     if not isinstance(config, dict) or "model" not in config:
         return {}, None  # a file of somebody else's
+    with suppress(LookupError, TypeError, ValueError):  # of an earlier version, or damaged
+        config = ended(config, config["run"]["max_steps"], config["resolved"]["steps_per_epoch"])
     return config, find_training(beside, option)[1] if beside.is_file() else None
-
-
-def _changes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that it does not have by default and that matter for the result: those that name a sweep's runs."""
-    data, small = config["data"], "name" in config["data"]
-    recipe = str(config.get("recipe", "finetune"))
-    base = [f"--data={data['name']}"] if small else [str(data.get("path") or "data"), f"--recipe={recipe}"]
-    now = flat({name: value for name, value in config.items() if name != "resolved"})
-    decisive = [word for name in DECISIVE if name in now for word in words(name, now[name])]
-    trainer = "small_images" if small else "imagenet"
-    answers = read_settings([(trainer, base), (trainer, [*base, *decisive])])
-    if not all("settings" in answer for answer in answers):
-        return {}  # of a version of the trainer that had other recipes
-    before, usual = (flat(answer["settings"]) for answer in answers)
-    quiet = {*QUIET, *AXES.values(), "recipe"}
-    if small:  # that trainer fills them in from its data where the user gave none
-        quiet |= {"data.mean", "data.std"}
-    if not config["mollify"]["enabled"]:
-        quiet |= {name for name in now if name.startswith("mollify.")}
-    found = changes({name: value for name, value in now.items() if name not in quiet}, before, usual)
-    return found if recipe == "finetune" else {"recipe": recipe, **found}

@@ -9,18 +9,20 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from fastmoll.pipelines.errors import did_you_mean, nearest, reason_of
 
+WEIGHTS: Final = "checkpoint (digest of its weights)"
+"""What a fingerprint calls the `digest` of the weights."""
 _TRIAL = 2  # images: a network that mistakes one for a whole batch shows itself
 
 
@@ -63,10 +65,10 @@ def find_function(reference: str, option: str) -> tuple[str, Callable[..., Any],
     return f"{place if path is None else path.name}:{name}", function, module
 
 
-def digest(model: nn.Module) -> str:
-    """Hex digest of the names and values of a network's parameters and buffers."""
+def digest(state: Mapping[str, Any]) -> str:
+    """Hex digest of a state dict: the names and values of a network's parameters and buffers."""
     content = hashlib.blake2b(digest_size=16)
-    for key, value in model.state_dict().items():
+    for key, value in state.items():
         if not isinstance(value, torch.Tensor):  # what a module keeps besides
             content.update(f"{key} {value!r}".encode())
             continue

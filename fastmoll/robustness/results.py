@@ -24,11 +24,10 @@ from fastmoll.metrics import mean_corruption_error
 from fastmoll.output import write_json
 from fastmoll.report.read import BadEvaluation, check_cell
 from fastmoll.report.runs import BINARY, MEANS, METRICS, is_binary, label_images
+from fastmoll.robustness.networks import WEIGHTS
 
 Cell = tuple[str, int] | None
 """A corruption and its severity; None: the clean images."""
-WEIGHTS: Final = "checkpoint (digest of its weights)"
-"""What a fingerprint calls the weights."""
 _FORMAT: Final = 1
 _CELL: Final = (*METRICS, "count", "reliability")
 _PARTS: Final = ("header", "fingerprint", "environment", "images")
