@@ -231,22 +231,27 @@ __device__ __forceinline__ void blur_rows(const Batch& in, const Source& s, void
 #pragma unroll 1
                 for (int k = from; k < to;) {
                     if (HALVES == 2 || k < upper || k > lower) {
-                        u32 b[HALVES][4][2];
-                        load_pixels(b, in, s, own, flip, flat, k, column);
-                        const u32* mirrored = down + (k + 2 * q + first + g + 1);
+                        // Two steps' loads ahead of their products: these blocks end a launch, at large scales.
+                        int end = k < upper ? min(to, upper) : to;
+#pragma unroll(FAST ? 2 : 1)
+                        do {
+                            u32 b[HALVES][4][2];
+                            load_pixels(b, in, s, own, flip, flat, k, column);
+                            const u32* mirrored = down + (k + 2 * q + first + g + 1);
 #pragma unroll
-                        for (int m = 0; m < tops; m++) {
-                            u32 both[HALVES][4];
-                            load_toeplitz(both, place - 16 * m);
+                            for (int m = 0; m < tops; m++) {
+                                u32 both[HALVES][4];
+                                load_toeplitz(both, place - 16 * m);
 #pragma unroll
-                            for (int i = 0; i < 4; i++)
-                                add_mirrored<1>(both, i, place + 8 * (i / 2 - i % 2 - 2 * m),
-                                    mirrored + 8 * (i / 2 + i % 2 + 2 * m));
-                            multiply_rows(sum[m], both, b);
-                        }
-                        k += 16;
-                        own += 16 * 3 * WIDTH;
-                        place += 16;
+                                for (int i = 0; i < 4; i++)
+                                    add_mirrored<1>(both, i, place + 8 * (i / 2 - i % 2 - 2 * m),
+                                        mirrored + 8 * (i / 2 + i % 2 + 2 * m));
+                                multiply_rows(sum[m], both, b);
+                            }
+                            k += 16;
+                            own += 16 * 3 * WIDTH;
+                            place += 16;
+                        } while (FAST && k < end);
                     } else {
                         int end = min(to, lower + 1);
 #pragma unroll
