@@ -63,16 +63,19 @@ def nearest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
     """The known names that may have been meant by one that there is not; none where none is near.
 
     Those are up to three that begin with it, of more those that are spelt much like it, else those that end in it after
-    a dot; and, up to ``most`` in all, others that are spelt much like it; without any, the longest that it begins with.
-    Case, hyphens and underscores make no difference.
+    a dot; and, up to ``most`` in all, others that are spelt much like it; without any, the longest that it begins with
+    in the middle of a word. Case, hyphens and underscores make no difference.
     """
-    bare, name = {_bare(x): x for x in known}, _bare(str(name))
+    bare, given = {_bare(x): x for x in known}, str(name).lower().replace("-", "_")
+    name = _bare(given)
     begun = [x for x in bare if name and x.startswith(name)]
     if len(begun) > 3:
         begun = difflib.get_close_matches(name, begun, most, 0.75)
     first = begun or [x for x in bare if x.endswith(f".{name}")]
     near = dict.fromkeys([*first, *difflib.get_close_matches(name, bare, most, 0.75)])
-    whole = [x for x in bare if len(x) > 2 and re.match(rf"{re.escape(x)}(?!\.)", name)]
+    # Where another word follows, as in mollify_alpha, it is something else that is meant.
+    begins = [x for x, y in bare.items() if len(x) > 2 and given.startswith(y.lower().replace("-", "_"))]
+    whole = [x for x in begins if given[len(bare[x]) :][:1] not in "._"]
     return [bare[x] for x in near or sorted(whole, key=len)[-1:]][: max(most, len(first))]
 
 

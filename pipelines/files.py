@@ -262,13 +262,15 @@ def warn_of_shift(root: str | os.PathLike[str], classes: list[str], where: Path)
     Args:
         root: What `split_folder` was given: the data folder, or that of the split itself.
         classes: Class names of the split, sorted.
-        where: Where they are.
+        where: Their folder, resolved.
 
     Warns:
         UserWarning: Names the first label with two meanings, where whoever called the caller is.
     """
     folder = Path(root).absolute()
-    training = (folder.parent if folder.name in SPLITS else folder) / "train"
+    if folder.name in SPLITS and folder.resolve() == where:  # which a whole data set may be called like, too
+        folder = folder.parent
+    training = folder / "train"
     try:
         known = _classes(training)
     except OSError:  # mostly there is none

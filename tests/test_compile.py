@@ -292,7 +292,7 @@ def test_corruptions_are_one_operator_whatever_sizes_and_seed(name):
     for seed, (batch, height, width) in enumerate(((4, 32, 32), (6, 32, 32), (5, 40, 33), (3, 36, 48)), 2**64 - 4):
         x = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8)
         assert torch.equal(compiled(x, seed), corrupt(x, name, 3, seed=seed))
-    assert compiled.graphs <= 4
+    assert compiled.graphs <= 3  # a second one for any batch, a third for any sides
     with pytest.raises(ValueError, match=r"index must have shape \(3\), got \(1,\)"):
         Whole(lambda images: corrupt(images, name, 3, index=torch.zeros(1, dtype=torch.int64)))(x)
     options = {"corruption": name, "severity": 3, "seed": -3}

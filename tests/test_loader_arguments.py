@@ -60,8 +60,8 @@ def test_bad_arguments_are_named_before_work_starts(make_tree: Make, options: di
 
 @pytest.mark.parametrize("as_root", [False, True])
 def test_a_label_that_is_another_class_in_training_is_named(make_tree: Make, as_root: bool) -> None:
-    make_tree(4, classes=4, name="all/train")
-    root = make_tree(4, classes=4, name="all/val").parent
+    make_tree(4, classes=4, name="test/train")  # a data set called like a split
+    root = make_tree(4, classes=4, name="test/val").parent
     place = root / "val" if as_root else root
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -230,10 +230,13 @@ def test_a_damaged_evaluation_keeps_no_other_from_the_report(
 def test_an_evaluation_of_weights_that_were_changed_after_it_is_left_out(
     tmp_path: Path, one_figure: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = {name: tmp_path / "runs" / name for name in ("same", "copied", "other", "unknown", "average", "own")}
+    names = ("same", "copied", "other", "unknown", "average", "own", "unreadable", "foreign")
+    runs = {name: tmp_path / "runs" / name for name in names}
     state = {"a": torch.arange(3.0)}
     for seed, (name, run) in enumerate(runs.items()):
-        write_run(run, fake_result(count=40, seed=seed) | {"checkpoint": "elsewhere/model.pt"})
+        result = fake_result(count=40, seed=seed) | {"checkpoint": "elsewhere/model.pt"}
+        # Weights of others may have other names than those that they were loaded into.
+        write_run(run, result | ({"seed": None} if name == "foreign" else {}))
         evaluation = run / "robustness-generated"
         if name == "own":  # in a folder of the user's choice, of the run as it was
             evaluation = evaluation.rename(run / "epoch-3")
@@ -243,6 +246,9 @@ def test_an_evaluation_of_weights_that_were_changed_after_it_is_left_out(
         if name == "average":
             content = {"format": 1, "learner": {"model": content, "ema": state}}
         torch.save(content, run / "model.pt")
+        if name == "unreadable":
+            (run / "model.pt").unlink()
+            (run / "model.pt").mkdir()  # also for root
         times = (0, 0) if name == "same" else (2e9, 2e9)
         os.utime(run / "model.pt", times)
     assert command(*runs.values(), runs["own"] / "epoch-3", "-o", tmp_path / "out") == 0

@@ -93,26 +93,27 @@ def test_settings_that_do_nothing_are_not_told(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_early_is_told_from_one_that_came_to_its_end(tmp_path: Path) -> None:
-    def settings(file: str, limit: int | None, step: int) -> dict[str, Any]:
-        config = small("--data", "digits", "--optim.epochs", "4", "--optim.accumulate", "2")
-        config["run"] |= {"max_steps": limit, "resident": step == 1}
-        save(tmp_path, config, ["a", "b"], None)
-        resolved = {"resolved": {"steps_per_epoch": 11}}
-        (tmp_path / "config.json").write_text(json.dumps(config | resolved))
-        content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-        content["learner"]["step"] = step
-        # 21 batches an epoch, two a step.
-        content["ranks"] = [{"loader": {"fingerprint": {"num_samples": 509, "world_size": 2, "batch_size": 12}}}]
-        torch.save(content, tmp_path / "checkpoint.pt")
-        return find_checkpoint(str(tmp_path / file)).training["settings"]
+    config = small("--data", "digits", "--optim.epochs", "4", "--optim.accumulate", "2")
+    # 21 batches an epoch, two a step.
+    loader = {"fingerprint": {"num_samples": 509, "world_size": 2, "batch_size": 12}}
+    torch.save({}, tmp_path / "model.pt")
 
-    usual = settings("model.pt", None, 44)
-    assert "run.max_steps" not in usual
-    for limit, step, more in ((None, 44, {}), (44, 44, {}), (100, 44, {}), (43, 43, {"run.max_steps": 43})):
-        assert settings("model.pt", limit, step) == settings("checkpoint.pt", limit, step) == usual | more
+    def ended(file: str, limit: int | None, step: int) -> int | None:
+        config["run"] |= {"max_steps": limit, "resident": step == 1}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"resolved": {"steps_per_epoch": 11}}))
+        content = {"format": 1, "config": config, "classes": ["a", "b"], "learner": {"step": step}}
+        torch.save(content | {"ranks": [{"loader": loader}]}, tmp_path / "checkpoint.pt")
+        found = find_checkpoint(str(tmp_path / file)).config["run"]["max_steps"]
+        assert found is None or isinstance(found, int)
+        return found
+
+    for limit, step, end in ((None, 44, None), (44, 44, None), (100, 44, None), (43, 43, 43)):
+        assert ended("model.pt", limit, step) == ended("checkpoint.pt", limit, step) == end
     # Interrupted before its end.
-    assert settings("checkpoint.pt", None, 20) == settings("checkpoint.pt", 30, 20) == usual | {"run.max_steps": 20}
-    assert settings("model.pt", None, 1) == usual | {"run.resident": True}
+    assert ended("checkpoint.pt", None, 20) == ended("checkpoint.pt", 30, 20) == 20
+    assert ended("model.pt", 1, 1) == 1
+    told = find_checkpoint(str(tmp_path)).training["settings"]
+    assert told == {"optim.epochs": 4, "optim.accumulate": 2, "run.max_steps": 1, "run.resident": True}
 
 
 def test_a_file_of_others_needs_the_name_of_its_network(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after the program's name, by default the process's own.
 
     Returns:
-        Exit status: 0 success, 1 ``check`` listed files or a run of ``sweep`` failed, 2 bad input, 130 interrupted, 143
-        a ``sweep`` got a SIGTERM, 141 whoever read the output (``| head``) closed it.
+        Exit status: 0 success, 1 ``check`` listed files or a run of ``sweep`` failed, 2 bad input, 130 interrupted, 141
+        whoever read the output (``| head``) closed it, 143 a ``sweep``, ``corrupt`` or ``report`` got a SIGTERM.
     """
     open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -14,18 +14,21 @@ def changed_weights(run: RunResult) -> str | None:
     """Why an evaluation in the folder that it has by default is not that of the weights beside that.
 
     Weights that are as old as ``settings.json``, for which they were read, are not: thousands of runs are looked at in
-    no time. Of newer ones, which may be a copy, the digest tells.
+    no time. Of newer ones, which may be a copy, the digest tells; not of others' than our trainers', whose names and
+    types may not be those of the network that was made of them.
 
     Args:
         run: The evaluation.
 
     Returns:
-        The reason; None where they are the same, aren't there, or nothing says which they were.
+        The reason; None where they are the same, aren't there or can't be read, or nothing says which they were.
     """
     out = run.path.absolute().parent
     weights, settings = out.parent / Path(run.checkpoint).name, out / "settings.json"
     try:
-        if not out.name.startswith("robustness-") or weights.stat().st_mtime_ns <= settings.stat().st_mtime_ns:
+        if run.seed is None or not out.name.startswith("robustness-"):
+            return None
+        if weights.stat().st_mtime_ns <= settings.stat().st_mtime_ns:
             return None
         evaluated = json.loads(settings.read_text(encoding="utf-8"))["fingerprint"][WEIGHTS]
     except (OSError, ValueError, LookupError, TypeError):
@@ -33,7 +36,9 @@ def changed_weights(run: RunResult) -> str | None:
     try:
         if _digest(weights) == evaluated:
             return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except OSError:  # as those of another user
+        return None
+    except (ValueError, LookupError, TypeError, AttributeError):
         pass  # not what was read then
     return f"the weights beside it, {weights.name}, were changed after it; evaluate again, which compares them"
 
