@@ -24,6 +24,7 @@ from fastmoll.pipelines.files import SPLITS, ImageFolder, check_classes, check_s
 _CHUNK = 32  # files a task: enough to hide the cost of sending it, few enough to stop at once
 _TASKS_PER_WORKER = 4
 _CRASHED = "crashes the decoder: its process died"
+_EMPTY = "class folder without an image, which training refuses"
 _UNLISTABLE = "line break in its name: DALI's file list can't carry it"
 _SHOWN = 8  # kinds of ignored files that are told apart
 
@@ -181,6 +182,9 @@ def run_check(
         reasons.update((finding.kind, part.split(":")[0]) for part in finding.reason.split("; "))
         return _printable(f"{finding.kind} {finding.path}: {finding.reason}")
 
+    for folder in folders:
+        for name in folder.empty:
+            sys.stdout.write(f"{note(Finding(str(folder.root / name), 'bad', _EMPTY))}\n")
     refusal = _refusal(dict(zip(splits, folders, strict=True)))
     if refusal is not None:
         sys.stdout.write(f"{note(Finding(str(data), 'bad', refusal))}\n")

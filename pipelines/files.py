@@ -57,6 +57,11 @@ class ImageFolder:
         """Sample ids of files with a line break in their name: DALI's file list has one file a line."""
         return [sample for sample, path in enumerate(self.paths) if "\n" in path or "\r" in path]
 
+    @property
+    def empty(self) -> list[str]:
+        """Names of the classes without images."""
+        return [self.classes[label] for label in np.setdiff1d(np.arange(len(self.classes)), self.targets)]
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of names and classes: two equal ones give the same sample ids."""
@@ -117,6 +122,9 @@ def scan_folder(root: str | os.PathLike[str], split: str = "train") -> ImageFold
     found = _load(folder, store)
     if found is None:
         found, stamps, _ = _walk(folder)
+        if found.empty:
+            names = some([*map(repr, found.empty)], 10)
+            raise ValueError(f"data folder {folder} has class folders without an image: {names}")
         if found.unlistable:
             path = found.path(found.unlistable[0])
             raise ValueError(f"file name {path!r} has a line break, which DALI's file list can't carry")
@@ -136,7 +144,9 @@ def scan_split(root: Path, split: str) -> ImageFolder:
 
 
 def list_folder(root: str | os.PathLike[str], split: str = "train") -> tuple[ImageFolder, Counter[str]]:
-    """List a tree afresh, for those who look for faults in it: no cache, and names with line breaks are let through.
+    """List a tree afresh, for those who look for faults in it: no cache.
+
+    Names with line breaks and classes without images are let through.
 
     Args:
         root: As for `scan_folder`.
@@ -147,7 +157,7 @@ def list_folder(root: str | os.PathLike[str], split: str = "train") -> tuple[Ima
         extension"``, or, with an image's extension, ``"not a regular file"``.
 
     Raises:
-        ValueError: As for `scan_folder`, except for line breaks.
+        ValueError: As for `scan_folder`, except for those.
         OSError: A folder can't be read.
     """
     found, _, ignored = _walk(_locate(root, split))
@@ -173,7 +183,6 @@ def _walk(folder: Path) -> tuple[ImageFolder, dict[str, list[int]], Counter[str]
     ignored: Counter[str] = Counter()
     paths: list[str] = []
     targets: list[int] = []
-    empty: list[str] = []
     for target, name in enumerate(classes):
         before = len(paths)
         files: dict[str, list[str]] = {}
@@ -190,15 +199,11 @@ def _walk(folder: Path) -> tuple[ImageFolder, dict[str, list[int]], Counter[str]
             queue.extend(os.path.join(relative, inner) for inner in sorted(folders))
         for relative in sorted(files):
             paths.extend(os.path.join(relative, file) for file in sorted(files[relative]))
-        if len(paths) == before:
-            empty.append(name)
         targets.extend([target] * (len(paths) - before))
     if not paths:
         raise ValueError(
             f"data folder {folder} has {len(classes)} class folders but no image ({', '.join(EXTENSIONS)})"
         )
-    if empty:
-        raise ValueError(f"data folder {folder} has class folders without an image: {some([*map(repr, empty)], 10)}")
     return ImageFolder(folder, classes, paths, np.asarray(targets, dtype=np.int64)), stamps, ignored
 
 

@@ -181,6 +181,16 @@ def test_a_name_that_is_no_utf8_is_listed(tree, capsys, in_process):
     assert "caf\\udce9.jpg: empty file" in capsys.readouterr().out
 
 
+def test_a_class_without_images_is_bad_and_the_others_are_looked_at(tree, capsys, in_process):
+    (tree / "train" / "empty").mkdir()
+    cut(tree / "train/b/0001.jpg")
+    assert run_check(tree, split="train", threads=1) == 1
+    found = capsys.readouterr().out.splitlines()
+    assert found[0] == f"bad {tree.resolve()}/train/empty: class folder without an image, which training refuses"
+    assert found[1].startswith(f"bad {tree.resolve()}/train/b/0001.jpg: truncated JPEG")
+    assert found[-1] == "10 files in 3 classes: 2 bad"
+
+
 def test_names_that_can_not_be_in_a_list_are_bad_and_take_one_line(tree, capsys, in_process):
     (tree / "val/a/0000.jpg").rename(tree / "val/a/a\nb.jpg")
     (tree / "val/a/0001.jpg").rename(tree / "val/a/a\rb.jpg")

@@ -19,7 +19,7 @@ from fastmoll.corruptions import corrupt
 from fastmoll.kernels.corruption_constants import CORRUPTIONS
 from fastmoll.pipelines import MEAN, STD
 from fastmoll.pipelines.corrupted import open_corrupted
-from fastmoll.pipelines.small import SmallData
+from fastmoll.pipelines.small import SmallData, read_small, standardisation
 from fastmoll.robustness.loader import CorruptedLoader, cell_digests
 from fastmoll.robustness.stored_images import is_unsplit, open_clean
 from fastmoll.robustness.writer import write_corrupted
@@ -240,6 +240,7 @@ def test_files_that_cannot_be_decoded_are_named(tmp_path: Path) -> None:
 def test_data_may_be_a_name_arrays_or_a_folder(tmp_path: Path) -> None:
     digits = open_clean("digits")
     assert (digits.name, digits.size, len(digits), len(digits.classes)) == ("digits", 32, 355, 10)
+    assert digits.standardisation == standardisation(read_small("digits", "train"))  # as in training
     data = small(6)
     for stem in ("train", "val"):
         np.save(tmp_path / f"{stem}.npy", data.images)

@@ -269,8 +269,8 @@ def train_epoch(
                 with process.agree():
                     if not math.isfinite(values["loss"]):
                         raise FloatingPointError(
-                            f"the loss is {values['loss']} at step {learner.step}, with a learning rate of {lr:g}: a "
-                            "smaller --optim.lr may help, or --optim.clip-norm"
+                            f"the loss is {values['loss']} at step {learner.step}, with a learning rate of {lr:g}: one "
+                            f"smaller than --optim.lr={config.optim.lr:g} may help, or --optim.clip-norm"
                         )
                     log.write("train", learner.step, epoch + 1, values)
             if saving and not config.run.resident:

@@ -22,7 +22,7 @@ from fastmoll.pipelines.cifar import find_cifar
 from fastmoll.pipelines.decoded import image_size
 from fastmoll.pipelines.errors import BadImageError, some
 from fastmoll.pipelines.files import ImageFolder, scan_split, split_folder, stems_of
-from fastmoll.pipelines.small import KNOWN, NAMES, SmallData, Triple, find_tiny, read_small
+from fastmoll.pipelines.small import NAMES, SmallData, Triple, find_tiny, read_small, standardisation
 
 _IN_MEMORY = 96  # pixels: up to this side, a folder's images are decoded once (CIFAR 32, TinyImageNet 64, STL-10 96)
 _SIZE = 224
@@ -229,8 +229,7 @@ def _small(data: SmallData, name: str, size: int | None) -> StoredImages:
         wanted = f"{size} x {size}" if size is not None else "squares"
         hint = f"; --size {width} takes them as they are" if height == width else ""
         raise ValueError(f"size: {data.root} has images of {height} x {width} pixels, not {wanted}{hint}")
-    known = KNOWN.get(data.name or "")
-    standardisation = None if known is None else (known.mean, known.std)
+    usual = None if data.name is None else standardisation(data.name)
     return StoredImages(
-        data.name or name, data.root, data.classes, data.labels, width, data.images, standardisation=standardisation
+        data.name or name, data.root, data.classes, data.labels, width, data.images, standardisation=usual
     )
