@@ -228,7 +228,7 @@ def standardisation(
     Published ones where the data set is known, else those of its training images.
 
     Args:
-        data: The training images, or what `read_small` reads them from.
+        data: The training images, or what `read_small` reads them from; of a known data set or the digits any images.
         path: As for `read_small`.
 
     Raises:
@@ -237,6 +237,8 @@ def standardisation(
     name = data.name if isinstance(data, SmallData) else str(data)
     if name in KNOWN:
         return KNOWN[name].mean, KNOWN[name].std
+    if name == "digits" and isinstance(data, SmallData):
+        data = name  # these may be the others
     images = data if isinstance(data, SmallData) else read_small(data, "train", path)
     mean, std = images.statistics
     if min(std) == 0:
@@ -284,7 +286,7 @@ def _read_path(place: Path, split: str, name: str | None) -> SmallData:
 
 
 def _check_complete(data: SmallData, split: str) -> None:
-    if data.name is None:
+    if data.name not in KNOWN:
         return
     known = KNOWN[data.name]
     count = known.train if split == "train" else known.val
@@ -392,7 +394,7 @@ def _read_digits(split: str) -> SmallData:
     grey = (levels[chosen].reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     large = [np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC)) for image in grey]
     images = np.repeat(np.stack(large)[..., None], 3, axis=3)
-    return SmallData(images, labels[chosen], [str(label) for label in range(10)], Path("digits") / split)
+    return SmallData(images, labels[chosen], [str(label) for label in range(10)], Path("digits") / split, "digits")
 
 
 def _triple(values: NDArray[np.float64]) -> Triple:
